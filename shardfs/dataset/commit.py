@@ -260,8 +260,11 @@ class GroupCommit:
         """Change chunks of one shard without records, after a flush.
 
         *plan* returns the new contents, or None to remove the shard; it is asked while nobody else can change that.
-        Without it, the shard is rewritten without dead bytes, unless changes of it are pending, or other sessions have
-        some, which would name entries that move: then returns False.
+        Without it, the shard is rewritten without dead bytes.
+
+        Returns False, and changes nothing, if changes of the shard are pending: whoever finds this commit done takes
+        all that was published before for stored. So it does without a *plan* if other sessions have pending changes,
+        which would name entries that move.
         """
         queue = self.queue(layout, shard)
         attempts, begun = _ATTEMPTS, trio.current_time()
@@ -270,7 +273,7 @@ class GroupCommit:
                 waited = trio.current_time() - begun
                 async with self._turn(), queue.lock, self._edit(queue, layout, waited) as edit:
                     beside = await self._others_have_pending()
-                    if plan is None and (queue.changes or (beside and layout.grid.is_appended_to)):
+                    if queue.changes or (plan is None and beside and layout.grid.is_appended_to):
                         return False
                     if edit.was_interrupted:
                         self._note_interrupted(queue, "a process was killed while it changed it")
@@ -380,7 +383,7 @@ class GroupCommit:
             edit = await own.enter_async_context(self._edit(queue, array.layout, waited, **owner))
             queue.got_lock()
             await self._look_again(queue, array, edit)
-            stored, outdated = await self._judge_again(records)
+            stored, outdated = await self._judge_again(records, edit)
             if not stored and not outdated and (edit.snapshot is not None or first is not None):
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
                 try:
@@ -417,13 +420,23 @@ class GroupCommit:
             self._must_take_over = True
             raise StaleError(f"{queue.key}: {why}; first, what ended sessions left is taken over")
 
-    async def _judge_again(self, records: Sequence[ChunkChange]) -> tuple[Sequence[ChunkChange], Sequence[ChunkChange]]:
-        """Return which of *records*, if an earlier process has published them, are stored, and which do not fit."""
+    async def _judge_again(
+        self, records: Sequence[ChunkChange], edit: ObjectEdit
+    ) -> tuple[Sequence[ChunkChange], Sequence[ChunkChange]]:
+        """Return which of *records*, if an earlier process has published them, are stored, and which do not fit.
+
+        Raises `CorruptionError` if that cannot be told until another session has undone what it has torn.
+        """
         stored: list[ChunkChange] = []
         outdated: list[ChunkChange] = []
         for record in records:
             judged = self._judges.get(id(record))
-            fits = await judged[1]() if judged is not None else True
+            try:
+                fits = await judged[1]() if judged is not None else True
+            except CorruptionError:
+                if edit.was_interrupted:
+                    raise
+                fits = False
             if fits is not True:
                 (stored if fits is None else outdated).append(record)
         return stored, outdated
@@ -589,16 +602,32 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ShardfsError as error:
-                # What was not changed, or taken back, is no torn version if others change it now.
-                if isinstance(error, ConflictError) or await has_not_begun(self._source, commit.undo):
-                    undos = [await disarmed(self.journal, undo) for undo in self._pop_undo(commit.queue)]
-                    await edit.release()
-                    await self.journal.release_soon(undos)
+                await self._take_back(commit, error)
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
+
+    async def _take_back(self, commit: _Commit, error: ShardfsError) -> None:
+        """Give up a commit that failed with *error*.
+
+        A shard that was not changed, or taken back, is no torn version if others change it now. Any other is left for
+        the next attempt to settle, and nobody may append to it until then.
+        """
+        edit, undo = commit.edit, self.undos.get(commit.queue.key)
+        if isinstance(error, ConflictError) or await has_not_begun(self._source, commit.undo):
+            if undo is not None:
+                try:
+                    undo = await disarmed(self.journal, undo)
+                except ShardfsError:
+                    edit.leave()
+                    raise
+                del self.undos[commit.queue.key]
+                await edit.release()
+                await self.journal.release_soon([undo])
+        elif commit.undo.inode:
+            edit.leave()
 
     def _pop_undo(self, queue: ShardQueue) -> list[UndoRecord]:
         """Forget the undo record of a shard whose commit ended; returns it, if there is one, to be released."""

@@ -19,7 +19,15 @@ from shardfs.dataset.journal.journal import NOTHING
 from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, StaleError, UnreachableError
+from shardfs.errors import (
+    ConflictError,
+    NoSpaceError,
+    ReadOnlyError,
+    ShardfsError,
+    StaleError,
+    StoreError,
+    UnreachableError,
+)
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -28,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _IN_LOOP_NBYTES: Final = 2**20
 """Up to this size, writing a payload to the page cache takes about as long as starting a thread."""
+
+_ATTEMPTS: Final = 24  # to make a shard smaller in which nothing is pending
 
 _WORTH: Final = 1 / 16  # of the journal: this much must be dead before cleaning, if there is no other way to get room
 
@@ -213,4 +223,9 @@ async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, insi
             if any(i >= n for i, n in zip(coords, limits, strict=True))
         }
 
-    await commits.rewrite(array.layout, shard, outside)
+    for _ in range(_ATTEMPTS):
+        if await commits.rewrite(array.layout, shard, outside):
+            return
+        with suppress(ConflictError):  # what does not fit any more is kept, and was named
+            await commits.flush(below=array.layout.path)
+    raise StoreError(f"{array.layout.shard_key(shard)} is written over and over while its array is made smaller")

@@ -343,10 +343,13 @@ class ObjectEdit(Protocol):
         The caller knows from its undo record what that was; *inode* is the file that it changed.
         """
 
+    def leave(self) -> None:
+        """Let `release` leave the object as a killed process does: nobody appends to it until it is settled."""
+
     async def release(self) -> None:
         """Let others change the object, before the end of the block in which the edit was begun.
 
-        That it was left by a killed process stays to be seen, until it is changed or settled.
+        That it was left, by a killed process or here, stays to be seen until it is changed or settled.
         """
 
 

@@ -20,7 +20,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.recover import recover_source
-from shardfs.dataset.state.directory import StateDirectory
+from shardfs.dataset.state.directory import DIRECTORY, StateDirectory
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -80,14 +80,15 @@ class Process:
         journal: Syscalls | None = None,
         v2: bool = False,
         shards: tuple[int, ...] | None = None,
+        slot: int = 0,
     ) -> Process:
         """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too.
 
-        The *journal* may have a disk of its own. *shards* is the option of the mount.
+        The *journal*, in the *slot* of this number, may have a disk of its own. *shards* is the option of the mount.
         """
         source = Source.of(LocalStore(str(root), disk, ttl=0.0), ttl=0.0)
-        make_state(root)
-        state = StateDirectory(str(root))
+        state = StateDirectory(str(root), f"{DIRECTORY}/{slot}")
+        make_state(root, state)
         view = ZarrV2() if v2 else ZarrV3()
         options = TreeOptions(write=True, shards=shards)
         writing = WritingSession(source, view, ChunkCache(0, source.statistics), state, options, disk=journal or disk)

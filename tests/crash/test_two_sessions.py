@@ -14,19 +14,13 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.others import SessionsBeside
-from shardfs.dataset.state.directory import StateDirectory
 from shardfs.errors import StoreError
 from shardfs.stores.local import shards
+from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.stores.local.tree import LocalStore
-from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.options import TreeOptions
-from shardfs.vfs.session import WritingSession
-from shardfs.vfs.views import ZarrV3
 from tests.crash.crashes import IS_LONG, Crashes
-from tests.crash.harness import Process, make_state, stored
+from tests.crash.harness import Process, stored
 from tests.crash.histories import Operation, payload_of
 from tests.support.lossy_disk import Machine, QuickDisk
 
@@ -38,12 +32,7 @@ KILLED, BESIDE = 10, 77
 
 async def beside(root: Path, path: str) -> None:
     """Let another session commit the same chunks."""
-    source = Source.of(LocalStore(str(root), QuickDisk(), ttl=0.0), ttl=0.0)
-    state = StateDirectory(str(root), ".shardfs/1")
-    make_state(root, state)
-    writing = WritingSession(source, ZarrV3(), ChunkCache(0, source.statistics), state, TreeOptions(write=True))
-    await writing.start()
-    process = Process(writing)
+    process = await Process.start(root, QuickDisk(), slot=1)
     for number in (1, 2):
         await process.write(path, number, payload_of(path, BESIDE + number))
     await process.commit()
@@ -97,8 +86,47 @@ async def recover_both(root: Path) -> None:
     await process.finish()
 
 
-def test_what_another_session_committed_after_a_commit_failed_is_not_taken_for_the_one_that_failed(
+def test_what_was_published_beside_what_another_killed_session_has_torn_fits_once_that_is_undone(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = tmp_path / "source", "end"
+    shutil.copytree(template, root)
+    monkeypatch.setattr(SessionsBeside, "_slots", lambda _: [])
+
+    async def publish_and_tear() -> None:
+        published = await Process.start(root, QuickDisk())
+        await published.write(path, 1, payload_of(path, BESIDE))
+        torn = await Process.start(root, QuickDisk(), slot=1)
+        await torn.write(path, 2, payload_of(path, KILLED))
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalEdit, "splice", tear)
+            with pytest.raises(StoreError):
+                await torn.commit()
+
+    async def tear(edit: LocalEdit, *_: object) -> None:
+        with (root / edit.key).open("ab") as file:
+            file.write(b"a part of it")
+        raise StoreError("killed")
+
+    async def recover() -> None:
+        process = await Process.start(root, QuickDisk())
+        await (await Process.start(root, QuickDisk(), slot=1)).finish()
+        await process.finish()
+        process.check_done()
+
+    trio.run(publish_and_tear)
+    trio.run(recover)
+    wanted = [payload_of(path, BESIDE), payload_of(path, KILLED)]
+    assert trio.run(stored, root, path, range(1, 3)) == wanted
+
+
+FAILURES = {"the append failed": "", "so did noting that": "commit.disarmed", "so did noting it later": "undo.disarmed"}
+"""What happens to a commit, and what fails besides."""
+
+
+@pytest.mark.parametrize("beyond", FAILURES.values(), ids=FAILURES)
+def test_what_another_session_committed_after_a_commit_failed_is_not_taken_for_the_one_that_failed(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: str
 ) -> None:
     root, path = tmp_path / "source", "unchecked"
     shutil.copytree(template, root)
@@ -108,14 +136,24 @@ def test_what_another_session_committed_after_a_commit_failed_is_not_taken_for_t
         append(syscalls, fd, change)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    async def cannot_be_noted(*_: object) -> None:
+        raise StoreError("the journal cannot be written")
+
     async def commit_and_fail() -> None:
         process = await Process.start(root, QuickDisk())
         for number in (1, 2):
             await process.write(path, number, payload_of(path, KILLED + number))
         with monkeypatch.context() as patch:
             patch.setattr(shards, "_append_through_cache", fails)
+            if beyond:
+                patch.setattr("shardfs.dataset.commit.disarmed", cannot_be_noted)
             with pytest.raises(StoreError):
                 await process.commit()
+        if beyond == "undo.disarmed":
+            (root / path / "c/0.__lock").unlink(missing_ok=True)  # a power cut may take it
+            with monkeypatch.context() as patch:
+                patch.setattr("shardfs.dataset.journal.undo.disarmed", cannot_be_noted)
+                await Process.start(root, QuickDisk())
 
     trio.run(commit_and_fail)
     with monkeypatch.context() as patch:

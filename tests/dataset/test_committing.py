@@ -18,6 +18,7 @@ import pytest
 import trio
 import trio.testing
 
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import Payload, Put, UndoRecord
@@ -36,7 +37,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Descriptor, Splice, Stat, Store
 from shardfs.stores.local.shards import LocalEdit
-from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.session import WritingSession
 from tests.crash.harness import Process, make_state, stored
@@ -681,6 +682,69 @@ async def test_a_complete_commit_is_known_though_its_records_were_not_released(
     edit_behind(arrays / path / "zarr.json", data_type="int8")
     (await Process.start(arrays, QuickDisk())).check_done()
     assert (arrays / path / "c/0").read_bytes() == shard
+
+
+@pytest.mark.slow
+@in_leaps
+async def test_what_is_published_while_an_array_is_made_smaller_survives_a_kill_at_any_call(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard at the edge loses chunks by a commit that does not bring in what is pending in it."""
+    process = await Process.start(arrays, QuickDisk())
+    for number in range(PER_SHARD):
+        await process.write("end", number, payload_of("end", number + 1))
+    await process.commit()
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupCommit, "rewrite", AsyncMock(side_effect=StoreError("the disk is away")))
+        with pytest.raises(StoreError, match="away"):
+            await process.edit("end", lambda document: document.update(shape=[2 * INNER]))
+    await process.write("end", 1, payload_of("end", 77))
+    await process.sync()
+    # A state that is built keeps inode numbers by second names.
+    monkeypatch.setattr("shardfs.stores.local.shards._has_several_names", lambda _: False)
+    machine = Machine(arrays)
+    await (await Process.start(arrays, machine)).finish()
+    for at in range(len(machine.calls) + 1):
+        root = arrays.parent / f"killed{at}"
+        machine.after_kill(at).build(root)
+        await (await Process.start(root, QuickDisk())).finish()
+        assert await stored(root, "end", range(2)) == [payload_of("end", seed) for seed in (1, 77)], at
+
+
+@in_leaps
+async def test_what_is_stored_and_cannot_be_made_durable_stays_in_the_journal(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("end", 0, payload_of("end", 10))
+    await process.commit()
+    await process.write("end", 1, payload_of("end", 21))
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "release_soon", AsyncMock())
+        await process.commit()
+    with kept_busy(arrays / "end/c/0"), monkeypatch.context() as patched:
+        patched.setattr(LocalFile, "sync", AsyncMock(side_effect=StoreError("the disk is away")))
+        again = await Process.start(arrays, QuickDisk())
+    assert [one.key for one in again.writing.writer.commits.pending] == ["end/c/0"]
+    await again.finish()
+    again.check_done()
+
+
+@pytest.mark.parametrize("path", ["end", "unchecked"])
+@in_leaps
+async def test_what_was_torn_is_undone_once_its_document_can_be_read(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    before = await tear(arrays, path, monkeypatch)
+    document = arrays / path / "zarr.json"
+    text = document.read_text()
+    document.write_text(text[:40])
+    os.utime(document, (1e9, 1e9))  # it is not being written at this moment
+    await Process.start(arrays, QuickDisk())
+    document.write_text(text)
+    await (await Process.start(arrays, QuickDisk())).finish()
+    assert (arrays / path / "c/0").read_bytes().startswith(before)
+    assert await stored(arrays, path, range(1)) == [payload_of(path, 10)]
 
 
 @in_leaps

@@ -6,7 +6,7 @@ import random
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import AsyncMock, patch
+from unittest.mock import patch
 
 import pytest
 
@@ -110,7 +110,7 @@ async def test_who_commits_what_is_due_looks_at_no_other_array(arrays: Path) -> 
     await process.writing.finish()
 
 
-@pytest.mark.parametrize("how", ["committed", "rewritten", "removed"])
+@pytest.mark.parametrize("how", ["committed", "removed"])
 @in_trio
 async def test_a_shard_that_could_not_be_committed_is_named_no_longer_once_it_is(arrays: Path, how: str) -> None:
     process = await Process.start(arrays, QuickDisk())
@@ -122,9 +122,6 @@ async def test_a_shard_that_could_not_be_committed_is_named_no_longer_once_it_is
     assert [one.key for one in commits.failing] == ["end/c/0"]
     if how == "committed":
         await process.commit()
-    elif how == "rewritten":
-        (shard,) = commits.failing
-        await commits.rewrite(shard.layout, shard.shard, AsyncMock(return_value={(0,): None}))
     else:
         await process.edit("end", lambda document: document.update(shape=[INNER // 2]))
     assert not commits.failing

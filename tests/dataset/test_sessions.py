@@ -25,6 +25,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import shardfs
 from shardfs.api.dataset import Dataset
+from shardfs.dataset import layout
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance import others
@@ -95,6 +96,21 @@ def run(source: Path, *parts: str) -> None:
 
 def publishes(numbers: Sequence[int], value: int) -> str:
     return "".join(PUBLISH.format(number, value) for number in numbers)
+
+
+def kill_three(source: Path) -> None:
+    """Kill three sessions that live at the same time, after each has published a chunk: 1, 2 and 3."""
+    with ExitStack() as stack:
+        living = [
+            stack.enter_context(running([*program(publishes([n], n), WAIT), str(source)], stdin=PIPE, stdout=PIPE))
+            for n in (1, 2, 3)
+        ]
+        for process in living:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in living:
+            process.kill()
+            process.wait(PATIENCE)
 
 
 def test_a_flush_commits_what_all_living_sessions_published(source: Path) -> None:
@@ -216,6 +232,27 @@ def test_of_several_that_create_a_document_at_once_exactly_one_wins(tmp_path: Pa
         assert all(zarr.open_group(source, mode="r")[f"g{group}"].attrs["by"] == str(number) for group in groups)
 
 
+def test_what_one_dead_session_left_is_undone_though_that_of_another_cannot_be(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anybody judges what is published over it."""
+    tried: list[str] = []
+
+    async def fails(_: Source, slot: Slot) -> None:
+        tried.append(slot.state.key)
+        raise StoreError("its journal cannot be read")
+
+    async def look() -> None:
+        store = LocalStore(str(source))
+        with hold(store) as state:
+            await OtherSessions(Source.of(store), state).undo()
+
+    kill_three(source)
+    monkeypatch.setattr(others, "undo", fails)
+    trio.run(look)
+    assert len(tried) == 2, "the third was taken"
+
+
 def test_a_dataset_in_a_forked_process_has_a_session_of_its_own(source: Path) -> None:
     with shardfs.open(source, write=True) as dataset:
         write(dataset, 0, 1)
@@ -230,6 +267,21 @@ def test_a_dataset_in_a_forked_process_has_a_session_of_its_own(source: Path) ->
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         write(dataset, 2, 3)
     assert stored(source)[:4] == [1, 2, 3, 0]
+
+
+def test_what_a_thread_has_locked_when_a_process_is_forked_stops_nothing_there(source: Path) -> None:
+    with shardfs.open(source) as older, shardfs.open(source) as newer:
+        assert older == newer
+        with older._opening, newer._opening, layout._remembering:
+            child = os.fork()
+            if not child:
+                signal.alarm(int(PATIENCE))
+                try:
+                    values = [dataset[""].read_chunk((0,)) for dataset in (older, newer)]
+                    os._exit(values != [None, None])
+                finally:
+                    os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.fixture
@@ -378,17 +430,7 @@ def test_who_takes_over_moves_nothing_that_another_session_has_published_over(
 
 def test_nothing_is_left_of_sessions_that_were_killed_when_all_they_published_is_committed(source: Path) -> None:
     """Several at once: each of them had a slot, and one may have been asked to commit when it was killed."""
-    with ExitStack() as stack:
-        living = [
-            stack.enter_context(running([*program(publishes([n], n), WAIT), str(source)], stdin=PIPE, stdout=PIPE))
-            for n in (1, 2, 3)
-        ]
-        for process in living:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-        for process in living:
-            process.kill()
-            process.wait(PATIENCE)
+    kill_three(source)
     (source / ".shardfs/1/asked/0123456789abcdef").touch()
     with shardfs.open(source, write=True):
         pass

@@ -82,11 +82,12 @@ class Conflict:
     """A change that nobody makes unasked, for the *reason*.
 
     *array* is the one in which `shardfs recover --apply` makes it all the same; None if that is impossible as long as
-    there is this reason.
+    there is this reason. *is_damaged*: that is damage of the shard, which ends if another session has torn it.
     """
 
     reason: str
     array: Array | None = None
+    is_damaged: bool = False
 
     @property
     def can_be_applied(self) -> bool:
@@ -145,6 +146,13 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     for commit in recovery.unfinished:
         if not commit.is_examined:
             commits.undos[commit.undo.key] = commit.undo
+    await commits.journal.sync_soon()  # else a power cut might bring back what a released record replaced
+    for array, change in recovery.pending:
+        if change.subject in contents.outdated:
+            log.error("committing %s: %s", describe_change(change), OUTDATED)
+        queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
+        commits.supersede(queue, change)
+        commits.add_again(queue, change, partial(_still_fits, source, change))
     for shrink in recovery.shrinks:
         try:
             await finish_shrink(source, commits, shrink)
@@ -155,13 +163,6 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.released.append(shrink)
-    await commits.journal.sync_soon()  # else a power cut might bring back what a released record replaced
-    for array, change in recovery.pending:
-        if change.subject in contents.outdated:
-            log.error("committing %s: %s", describe_change(change), OUTDATED)
-        queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
-        commits.supersede(queue, change)
-        commits.add_again(queue, change, partial(_still_fits, source, change))
     for kept, conflict in recovery.conflicts:
         way_out = "`shardfs recover --apply` applies it" if conflict.can_be_applied else NOT_YET
         log.error("%s; it is kept, and %s", describe(kept, conflict), way_out)
@@ -180,11 +181,12 @@ async def _confirm_conflicts(source: Source, recovery: Recovery) -> None:
     conflicts, recovery.conflicts = recovery.conflicts, []
     for change, conflict in conflicts:
         verdict: Verdict = conflict
-        if not isinstance(change, Shrink) and conflict.array is not None and not source.store.rewrites:
+        if not isinstance(change, Shrink) and not source.store.rewrites:
             try:
-                verdict = await patiently(partial(_judge_locked, source, change, conflict.array))
-            except ShardfsError:  # it is judged when it is committed
-                verdict = Fits(conflict.array)
+                verdict = await patiently(partial(_judge_locked, source, change))
+            except ShardfsError:
+                if conflict.array is not None:
+                    verdict = Fits(conflict.array)  # it is judged when it is committed
         match verdict:
             case Fits(array):
                 assert not isinstance(change, Shrink)
@@ -195,10 +197,15 @@ async def _confirm_conflicts(source: Source, recovery: Recovery) -> None:
                 recovery.conflicts.append((change, verdict))
 
 
-async def _judge_locked(source: Source, change: ChunkChange, array: Array, waited: float) -> Verdict:
-    key = array.layout.shard_key(array.grid.locate(change.coords).shard)
-    async with source.writable.edit(key, waited=waited):
+async def _judge_locked(source: Source, change: ChunkChange, waited: float) -> Verdict:
+    check_name(change.path)
+    array = await source.hierarchy.array(change.path)
+    if array is None or array.fingerprint != change.fingerprint or not array.grid.contains(change.coords):
         return await judge(source, change)
+    key = array.layout.shard_key(array.grid.locate(change.coords).shard)
+    async with source.writable.edit(key, waited=waited) as edit:
+        # What another session has torn is undone before it is judged again, to be committed.
+        return Fits(array) if edit.was_interrupted else await judge(source, change)
 
 
 NOT_YET: Final = "it cannot be applied while that is so"
@@ -220,12 +227,17 @@ def describe_change(change: ChunkChange | Shrink) -> str:
 
 
 async def _still_fits(source: Source, change: ChunkChange) -> bool | None:
-    """Judge a change once more before it is committed: True if it `Fits`, None if it is `Stored`."""
+    """Judge a change once more before it is committed: True if it `Fits`, None if it is `Stored`.
+
+    Raises `CorruptionError` if its shard is damaged.
+    """
     match await judge(source, change):
         case Fits():
             return True
         case Stored():
             return None
+        case Conflict(reason, is_damaged=True):
+            raise CorruptionError(reason)
         case Conflict():
             return False
 
@@ -249,16 +261,14 @@ async def judge(
         commit = unfinished.get(array.layout.shard_key(array.grid.locate(change.coords).shard))
         if is_same and commit is not None and commit.is_done and change.sequence < commit.undo.sequence:
             return Stored()  # it was: others may have gone on from it
-        if is_same and commit is not None and commit.keeps(change.superseded):
-            return Fits(array)
+        if is_same and commit is not None and (not commit.is_examined or commit.keeps(change.superseded)):
+            return Fits(array)  # what is not examined is not durable either: it is judged when that is done
         return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
         if not is_lasting(error):
             raise
-        is_unexamined = commit is not None and not commit.is_examined
-        if isinstance(error, CorruptionError) and array is not None and is_same and is_unexamined:
-            return Fits(array)
-        return Conflict(f"its {'array' if array is None else 'shard'} cannot be read: {error}")
+        what = "array" if array is None else "shard"
+        return Conflict(f"its {what} cannot be read: {error}", is_damaged=isinstance(error, CorruptionError))
 
 
 async def _compare(array: Array, change: ChunkChange) -> Verdict:

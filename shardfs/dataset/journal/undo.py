@@ -46,6 +46,7 @@ from shardfs.errors import (
     OutsideSourceError,
     RefusedError,
     ShardfsError,
+    StoreError,
     TooDeepError,
 )
 from shardfs.format.index import are_empty, damaged
@@ -311,19 +312,27 @@ async def _examined(source: Source, undo: UndoRecord, waited: float) -> AsyncIte
 
     Yields the outcome of the commit. The previous version gets its time, by which it is known: what was published over
     it is no conflict. Whoever held the lock until now may have replaced the shard, so it is examined here.
+
+    The block is to disarm the undo record. If it does not, the lock is left, so that nobody appends to the shard what
+    the record would take for the torn append.
     """
     async with source.writable.edit(undo.key, waited=waited) as edit:
-        outcome, splice = await _outcome(source, undo, edit.snapshot), None
-        if outcome is Outcome.TORN:
-            log.warning("an append to %s was torn; it is undone and repeated", undo.key)
-        if outcome in _TO_BE_UNDONE:
-            mtime_ns = None if undo.old_mtime_ns == UNKNOWN_TIME else undo.old_mtime_ns
-            splice = Splice((Kept(0, undo.old_nbytes),), mtime_ns=mtime_ns)
-        await edit.settle(undo.inode, splice)
-        array = await source.hierarchy.array(undo.path) if splice is not None else None
-        if array is not None:
-            source.shards.forget(array.layout, undo.shard)
-        yield outcome
+        with trio.CancelScope(shield=True):
+            try:
+                outcome, splice = await _outcome(source, undo, edit.snapshot), None
+                if outcome is Outcome.TORN:
+                    log.warning("an append to %s was torn; it is undone and repeated", undo.key)
+                if outcome in _TO_BE_UNDONE:
+                    mtime_ns = None if undo.old_mtime_ns == UNKNOWN_TIME else undo.old_mtime_ns
+                    splice = Splice((Kept(0, undo.old_nbytes),), mtime_ns=mtime_ns)
+                await edit.settle(undo.inode, splice)
+                array = await source.hierarchy.array(undo.path) if splice is not None else None
+                if array is not None:
+                    source.shards.forget(array.layout, undo.shard)
+                yield outcome
+            except BaseException:
+                edit.leave()
+                raise
 
 
 async def _look(source: Source, undo: UndoRecord) -> Outcome:
@@ -354,7 +363,10 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
 
 async def _outcome_at_end(source: Source, undo: UndoRecord, snapshot: Snapshot) -> Outcome:
     """Return the outcome of an incomplete append to a shard whose index is at the end."""
-    array = await source.hierarchy.array(undo.path)
+    try:
+        array = await source.hierarchy.array(undo.path)
+    except MetadataError as error:  # it may be whole again when the journal is read next
+        raise StoreError(f"an append to it may be torn, and its array cannot be read: {error}") from None
     if array is None or len(undo.shard) != array.grid.ndim or array.layout.shard_key(undo.shard) != undo.key:
         return Outcome.UNCLEAR
     grid, nbytes = array.grid, array.grid.index_nbytes(undo.shard)
@@ -412,8 +424,11 @@ async def _remove_unfinished(source: Source, undo: UndoRecord) -> None:
 
 async def _make_durable(source: Source, key: str) -> None:
     """Make durable what an earlier process did to a shard that this one cannot change."""
+    file = None
     with suppress(ShardfsError):  # what cannot be opened cannot be compared with records, so none is released for it
-        await (await source.store.open_passthrough(key)).sync()
+        file = await source.store.open_passthrough(key)
+    if file is not None:
+        await file.sync()
     await _sync_names(source, key)
 
 

@@ -176,22 +176,18 @@ class OtherSessions(SessionsBeside):
 
     async def undo(self) -> None:
         """Undo what dead sessions have torn, before anybody judges what others published in the same shards."""
-        try:
-            for slot in await self.slots():
+        for slot in await self._slots_or_none():
+            try:
                 if slot.can_be_taken and await _has_pending(slot.state):
                     async with self._taking:
                         self._require_active()
                         await undo(self._source, slot)
-        except ShardfsError as error:
-            self._log("", error)
+            except ShardfsError as error:
+                self._log(slot.state.key, error)
 
     async def take_over(self) -> None:
         """Take over the slots of this user's dead sessions, or wait for who does; what prevents it is logged."""
-        try:
-            slots = [slot for slot in await self.slots() if slot.can_be_taken or _is_taken_over(slot)]
-        except ShardfsError as error:
-            self._log("", error)
-            return
+        slots = [slot for slot in await self._slots_or_none() if slot.can_be_taken or _is_taken_over(slot)]
         if len(slots) > 1:
             await self.undo()
         for slot in slots:
@@ -201,6 +197,14 @@ class OtherSessions(SessionsBeside):
                 self._log(slot.state.key, error)
             else:
                 self._logged.pop(slot.state.key, None)
+
+    async def _slots_or_none(self) -> Sequence[Slot]:
+        """Return the slots of the others; what prevents looking at them is logged."""
+        try:
+            return await self.slots()
+        except ShardfsError as error:
+            self._log("", error)
+            return []
 
     def _log(self, key: str, error: ShardfsError) -> None:
         """Log what prevents a slot from being taken over, once."""

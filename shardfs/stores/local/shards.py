@@ -216,6 +216,7 @@ class LocalEdit:
     temporary: str = field(init=False)
     _found: Descriptor | None = field(init=False, default=None)
     _is_settled: bool = field(init=False, default=False)
+    _is_left: bool = field(init=False, default=False)
     _parent: str = field(init=False)
     _name: str = field(init=False)
 
@@ -252,11 +253,15 @@ class LocalEdit:
         was changing: an undo record would take what is appended for a part of its own append, and the host of that
         process may still write. And one that is to have its time again, which only the owner of a file can give it.
         """
+        return await self._splice(splice, check, is_known=not self.was_interrupted)
+
+    async def _splice(self, splice: Splice, check: Callable[[], None] | None = None, *, is_known: bool) -> Stat:
+        """Store the new version; unless it *is_known* what a killed process did to the file, that is left alone."""
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         with changing(self.key):
             status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
-            is_frozen = self.was_interrupted or (change.is_appended and _has_several_names(status))
+            is_frozen = not is_known or (change.is_appended and _has_several_names(status))
             if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or is_frozen):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
@@ -277,23 +282,27 @@ class LocalEdit:
 
         Where hosts share files, it is written anew: the host of that process may still write to it.
         """
-        if self.file is None or self.snapshot is None:
-            self._is_settled = True
-            return
-        stat = self.snapshot.stat
-        is_exposed = stat.file is not None and stat.file[1] == inode and not is_local(self.file.fd)
+        if self.file is not None and self.snapshot is not None:
+            await self._settle(self.file, self.snapshot.stat, inode, splice)
+        self._is_settled = True
+
+    async def _settle(self, file: Descriptor, stat: Stat, inode: int, splice: Splice | None) -> None:
+        is_exposed = stat.file is not None and stat.file[1] == inode and not is_local(file.fd)
         if is_exposed:
             same = Splice((Kept(0, stat.size),), mtime_ns=stat.mtime_ns)
-            change = _Change(splice or same, self.file.fd, stat.size)
+            change = _Change(splice or same, file.fd, stat.size)
             with suppress(AccessDeniedError), changing(self.key):
                 await self.store.threads.on_content(self._write_new, change, None)
                 return
-        self._is_settled = True
         if splice is not None:
-            await self.splice(splice)
+            await self._splice(splice, is_known=True)
         else:
             with changing(self.key):
-                await self.store.threads.on_content(self.store.syscalls.sync, self.file.fd)
+                await self.store.threads.on_content(self.store.syscalls.sync, file.fd)
+
+    def leave(self) -> None:
+        """Let `release` leave the lock file, as a killed process does."""
+        self._is_left = True
 
     async def delete(self) -> None:
         """Remove the file durably."""
@@ -301,8 +310,8 @@ class LocalEdit:
             await self.store.threads.on_content(self._delete)
 
     async def release(self) -> None:
-        """Release the lock: the change is durable, or was undone."""
-        held, self.lock, stays = self.lock, None, self.was_interrupted and self.snapshot is not None
+        """Release the lock: the change is durable, or was undone, unless the file is left."""
+        held, self.lock, stays = self.lock, None, (self.was_interrupted or self._is_left) and self.snapshot is not None
         if self._found is not None:
             with suppress(OSError):  # others may have it open still
                 end_change(self._found.fd)

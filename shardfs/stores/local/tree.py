@@ -128,8 +128,9 @@ class LocalStore(LocalReader):
                 file, status = await self._open_to_change(key)
                 with changing(key):
                     edit.found(file, self.snapshot(key, file, status), waited)
-                if edit.was_interrupted:  # what was not made durable must not be built on
-                    await self.threads.on_content(self.syscalls.sync, file.fd)
+                    if edit.was_interrupted:  # what was not made durable must not be built on
+                        await self.threads.on_content(self.syscalls.sync, file.fd)
+                if edit.was_interrupted:
                     await self.sync_directory(key.rpartition("/")[0])
             yield edit
         finally:

@@ -287,6 +287,9 @@ class Change:
     async def settle(self, inode: int, splice: Splice | None = None) -> None:
         """Do nothing: what is visible is durable, and whole."""
 
+    def leave(self) -> None:
+        """Do nothing: nothing is ever appended to an object that is there."""
+
     async def release(self) -> None:
         """Do nothing: the version that is expected keeps others away."""
 
