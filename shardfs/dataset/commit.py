@@ -8,7 +8,7 @@ journal.
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Judge, Others
+from shardfs.dataset.durable import try_to_make_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
@@ -33,7 +34,6 @@ from shardfs.errors import (
     ConflictError,
     CorruptionError,
     LockedError,
-    NotFoundError,
     ShardfsError,
     StaleError,
     StoreError,
@@ -42,7 +42,7 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ObjectEdit, join_key
-from shardfs.stores.parallel import QuickLock, for_each
+from shardfs.stores.parallel import QuickLock
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,6 @@ MAX_PENDING: Final = 100_000
 _FULL: Final = 0.5  # of the journal, or of `MAX_PENDING`: beyond that, shards that are not idle are committed too
 _ATTEMPTS: Final = 24
 _MAX_TOLD: Final = 10  # conflicts that are named
-_SYNCS_AT_ONCE: Final = 16
 
 
 @dataclass(slots=True)
@@ -158,32 +157,12 @@ class GroupCommit:
         async with self._syncing:  # until what others have begun to make durable is
             keys, self._superseded = self._superseded, set()
             try:
-                await self._sync_stored(keys)
+                # What cannot be made durable is not waited for: it can become a conflict, and no more.
+                await try_to_make_durable(self._source.writable, keys)
             except BaseException:
                 self._superseded |= keys
                 raise
         await self.journal.sync_soon()
-
-    async def _sync_stored(self, keys: Collection[str]) -> None:
-        """Make durable what is stored under some keys, or that nothing is.
-
-        What cannot be made durable is not waited for: it can become a conflict, and no more.
-        """
-        store = self._source.writable
-
-        async def sync(key: str) -> None:
-            with suppress(ShardfsError):
-                await (await store.open_passthrough(key)).sync()
-
-        async def sync_directory(key: str) -> None:
-            with suppress(ShardfsError):
-                try:
-                    await store.sync_directory(key)
-                except NotFoundError:
-                    await sync_directory(key.rpartition("/")[0])
-
-        await for_each(keys, sync, _SYNCS_AT_ONCE)
-        await for_each({key.rpartition("/")[0] for key in keys}, sync_directory, _SYNCS_AT_ONCE)
 
     def add_again(self, queue: ShardQueue, change: ChunkChange, judge: Judge) -> None:
         """Add a change that an earlier process has published.

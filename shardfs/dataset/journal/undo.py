@@ -19,6 +19,7 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.durable import make_durable, make_names_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import JournalContents
@@ -182,7 +183,7 @@ async def undo_commits(
                     if outcome in _TO_BE_UNDONE:
                         raise
                     log.info("%s is not settled: %s", key, error)
-                    await _make_durable(source, key)
+                    await make_durable(source.writable, key)
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
@@ -207,7 +208,7 @@ async def _settle(
     async with _examined(source, undo, waited) as outcome:
         is_done = outcome is Outcome.WHOLE and await _was_done(source, undo)
         done = await _done_by(source, contents, undo, is_done=is_done) if outcome is Outcome.WHOLE else []
-        await _sync_names(source, undo.key)
+        await make_names_durable(source.writable, undo.key)
         await journal.release_soon(done)
         harmless = await disarmed(journal, undo)
         contents.forget([*done, undo])
@@ -420,21 +421,3 @@ async def _remove_unfinished(source: Source, undo: UndoRecord) -> None:
         pass
     except ShardfsError as error:
         log.warning("what a commit of %s left half-written is not removed: %s", undo.key, error)
-
-
-async def _make_durable(source: Source, key: str) -> None:
-    """Make durable what an earlier process did to a shard that this one cannot change."""
-    file = None
-    with suppress(ShardfsError):  # what cannot be opened cannot be compared with records, so none is released for it
-        file = await source.store.open_passthrough(key)
-    if file is not None:
-        await file.sync()
-    await _sync_names(source, key)
-
-
-async def _sync_names(source: Source, key: str) -> None:
-    """Make the name of a shard, and of the directories above it, durable."""
-    while key:
-        key = key.rpartition("/")[0]
-        with suppress(*_LASTING):
-            await source.writable.sync_directory(key)
