@@ -124,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path in web.moved:
             self._send(302, {"Location": web.moved[path]}, b"")
             return
+        if "404 of a proxy" in web.faults or (self.command == "GET" and "404 of a proxy to GET" in web.faults):
+            self._send(404, {}, b"<html>no backend")
+            return
         file = web.root / path.lstrip("/")
         if path not in web.refused and ("list-type" in query or query.get("comp") == "list"):
             self._list(path.strip("/"), query)

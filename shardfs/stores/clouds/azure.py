@@ -30,6 +30,10 @@ _SIGNED: Final = (
 )
 """The headers that are part of what the key of an account signs, in this order."""
 
+_MISSING: Final = (404, 410)
+_NOT_OF_AZURE: Final = Failure(
+    Cause.UNUSABLE, "what says that it does not exist is not Azure, but something between here and there"
+)
 _SETTINGS: Final = "AZURE_STORAGE_ACCOUNT_NAME, or another setting of Azure in the environment, is missing or invalid"
 _NO_CREDENTIALS: Final = (
     "there are no credentials of Azure; set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, or what azure-identity "
@@ -82,8 +86,15 @@ class AzureService(BucketService):
     def _page(self, body: memoryview) -> ListPage:
         return replies.azure_page(body)
 
+    def container_check(self) -> None:
+        """Return nothing: HEAD of a blob tells a container that is not there from a blob."""
+
     def _failure(self, reply: Reply) -> Failure:
-        return Failure.of_reply(reply.status, reply.headers.get("x-ms-error-code") or replies.code_of(reply.body))
+        """Return what a reply means; every error of Azure has a code, to HEAD too."""
+        failure = Failure.of_reply(reply.status, reply.headers.get("x-ms-error-code") or replies.code_of(reply.body))
+        if reply.status in _MISSING and not failure.code:
+            return _NOT_OF_AZURE
+        return failure
 
     def _signed(self, method: str, url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         signed = {**headers, "x-ms-date": formatdate(usegmt=True), "x-ms-version": _VERSION}

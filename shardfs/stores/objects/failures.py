@@ -165,6 +165,9 @@ OTHER_VERSION: Final = Failure(Cause.REPLY, "the server gave another version tha
 ABSENT: Final = Failure(Cause.REPLY, "it does not exist", 404)
 TOO_MANY_REDIRECTS: Final = Failure(Cause.UNUSABLE, "one redirect follows another without end")
 NO_URL: Final = Failure(Cause.UNUSABLE, "the server redirects to what is no URL of a server")
+WITH_PASSWORD: Final = Failure(
+    Cause.UNUSABLE, "the server redirects to a URL that holds a name or a password, which shardfs does not send"
+)
 LESS_SAFE: Final = Failure(Cause.UNUSABLE, "the server redirects from https:// to http://, which is not followed")
 
 _NOT_FOUND: Final = 404

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from errno import ECONNREFUSED, EHOSTUNREACH, ENETUNREACH
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -28,12 +29,14 @@ from shardfs.stores.objects.failures import (
     TOO_MANY_REDIRECTS,
     TOO_MUCH,
     TRUNCATED,
+    WITH_PASSWORD,
     Cause,
     FailedRequest,
     Failure,
     invalid,
 )
 from shardfs.stores.objects.pace import Timeouts
+from shardfs.stores.objects.replies import states_more
 from shardfs.version import __version__
 
 Judge = Callable[[int, Mapping[str, str]], int]
@@ -54,6 +57,11 @@ _MOST_RATE: Final = 2**31 - 1
 _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _NO_SUCCESS: Final = 300
+_MAX_PROXIES: Final = 64
+"""Of how many servers it is known whether there is a proxy for them: others redirect to as many as they like."""
+
+_ORIGIN: Final = re.compile(r"([^/]*//)(?:[^/?#]*@)?([^/?#]*)")
+_STATUS: Final = re.compile(r"[0-9]{3}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 """What no header has in it: where a line ends, another one would begin."""
 
@@ -83,7 +91,7 @@ class Http:
         self.timeouts = timeouts
         self._certificates = certificates
         self._idle: list[_Link] = []
-        self._proxies: dict[str, str] = {}
+        self._proxy_of = lru_cache(_MAX_PROXIES)(_proxy_of)
         self._of_thread = threading.local()
 
     def send(
@@ -147,20 +155,18 @@ class Http:
             if len(self._idle) < _MAX_IDLE:
                 self._idle.append(link)
 
-    def _proxy_of(self, origin: str) -> str:
-        """Return the URL of the proxy for a server, as the environment has it; "" if there is none."""
-        known = self._proxies.get(origin)
-        if known is None:
-            parts, proxies = urlsplit(origin), getproxies()
-            proxy = proxies.get(parts.scheme, proxies.get("all")) or ""
-            known = self._proxies[origin] = "" if proxy_bypass(parts.hostname or "") else proxy
-        return known
+
+def _proxy_of(origin: str) -> str:
+    """Return the URL of the proxy for a server, as the environment has it; "" if there is none."""
+    parts, proxies = urlsplit(origin), getproxies()
+    proxy = proxies.get(parts.scheme, proxies.get("all")) or ""
+    return "" if proxy_bypass(parts.hostname or "") else proxy
 
 
 def _origin(url: str) -> str:
-    """Return the part of a URL that names its server."""
-    stop = url.find("/", url.find("://") + 3)
-    return url if stop < 0 else url[:stop]
+    """Return the part of a URL that names its server, for messages too: no password, and nothing of a query."""
+    found = _ORIGIN.match(url)
+    return "" if found is None else found[1] + found[2]
 
 
 def _redirected(url: str, to: str) -> str:
@@ -172,6 +178,8 @@ def _redirected(url: str, to: str) -> str:
         is_server = False
     if not is_server:
         raise FailedRequest(NO_URL)
+    if "@" in parts.netloc:
+        raise FailedRequest(WITH_PASSWORD)
     if url.startswith("https:") and parts.scheme != "https":
         raise FailedRequest(LESS_SAFE)
     return parts.geturl()
@@ -316,11 +324,11 @@ class _Link:
                 headers.setdefault(name.lower().rstrip(), value.strip())
             elif line.startswith("HTTP/"):
                 words = line.split(None, 2)
-                self._status = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
+                self._status = int(words[1]) if len(words) > 1 and _STATUS.fullmatch(words[1]) else 0
                 headers.clear()
         if self._status >= _NO_SUCCESS:
             length = headers.get("content-length", "")
-            self._most = 0 if length.isdecimal() and int(length) > MAX_ERROR_NBYTES else MAX_ERROR_NBYTES
+            self._most = 0 if states_more(length, MAX_ERROR_NBYTES) else MAX_ERROR_NBYTES
             return
         try:
             self._most = self._judge(self._status, headers)

@@ -29,9 +29,12 @@ MAX_XML_NBYTES: Final = 64 * 2**20
 """More than any reply has that is no object: the longest are listings, of 5000 keys of 1024 bytes."""
 
 _MAX_SIZE: Final = 2**63 - 1
+_MAX_DATE: Final = 64
 _NUMBER: Final = re.compile(r"\d{1,19}")
+_ETAG: Final = re.compile(r"[\x20-\x7e\x80-\xff]{1,1024}")
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20})")
 _DOCTYPE: Final = b"<!DOCTYPE"
+_QUOTE: Final = '"'
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int, int, int] | None:
@@ -43,6 +46,11 @@ def content_range(headers: Mapping[str, str]) -> tuple[int, int, int] | None:
 def content_length(headers: Mapping[str, str]) -> int:
     """Return the size of the object that was asked for by HEAD."""
     return number(headers.get("content-length"), "Content-Length")
+
+
+def states_more(length: str, nbytes: int) -> bool:
+    """Whether a `Content-Length` is a number, and more than *nbytes*."""
+    return length.isdecimal() and (_NUMBER.fullmatch(length) is None or int(length) > nbytes)
 
 
 def number(words: str | None, field: str) -> int:
@@ -84,12 +92,12 @@ def _checked(size: int) -> int:
 
 
 def quoted(etag: object) -> str:
-    """Return an ETag with the quotes that some servers omit."""
-    if not isinstance(etag, str) or not etag.strip('"'):
+    """Return an ETag with the quotes that some servers omit; it goes back to the server as a header."""
+    if not isinstance(etag, str) or _ETAG.fullmatch(etag.strip('"')) is None:
         raise FailedRequest(invalid("ETag, by which versions of an object are told apart"))
     if etag.startswith("W/"):
         raise FailedRequest(WEAK_ETAG)
-    return etag if etag.endswith('"') else f'"{etag}"'
+    return etag if etag[0] == etag[-1] == _QUOTE else f'"{etag.strip(_QUOTE)}"'
 
 
 def last_modified(headers: Mapping[str, str]) -> int | None:
@@ -101,6 +109,8 @@ def last_modified(headers: Mapping[str, str]) -> int | None:
 @lru_cache(maxsize=256)
 def seconds_of(date: str, field: str) -> int:
     """Return a time as HTTP has it, or as listings of S3 do, in whole seconds: headers have no fractions."""
+    if len(date) > _MAX_DATE:
+        raise FailedRequest(invalid(field))
     try:
         when = datetime.fromisoformat(date) if date[:1].isdecimal() else parsedate_to_datetime(date)
         return int((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp())

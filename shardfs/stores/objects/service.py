@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
 from urllib.parse import quote
@@ -27,6 +28,9 @@ from shardfs.stores.objects.requests import Fetched, ListPage, Location, ObjectS
 
 _OK: Final = 200
 _PARTIAL: Final = 206
+_NOT_FOUND: Final = 404
+_GONE: Final = 410
+_NAMED: Final = frozenset({"NoSuchBucket", "NoSuchKey"})
 _NOTHING: Final = memoryview(b"")
 
 
@@ -104,7 +108,7 @@ class Service(ABC):
                 raise FailedRequest(OTHER_RANGE)
             length = headers.get("content-length")
             if length is not None and length != str(nbytes):
-                raise FailedRequest(TOO_MUCH if int(length) > nbytes else TRUNCATED)
+                raise FailedRequest(TOO_MUCH if replies.states_more(length, nbytes) else TRUNCATED)
             return nbytes
 
         reply = self._send("GET", "GetObject", self._url(key), {"Range": wanted, **_condition(etag)}, judge)
@@ -175,6 +179,13 @@ class Service(ABC):
 class BucketService(Service):
     """A service that lists, by default in the words of S3, which are those of Google, too."""
 
+    def container_check(self) -> Callable[[], None] | None:
+        """Return what fails if there is no bucket: HEAD of an object says the same of that."""
+        return self._head_container
+
+    def _head_container(self) -> None:
+        self._send("HEAD", "HeadBucket", self._container_url(), {}, lambda status, headers: 0)
+
     def list_page(self, prefix: str, delimiter: str, token: str | None, limit: int) -> ListPage:
         """Return one page of the keys that begin with *prefix*; without *delimiter*, all of them."""
         full, start = self.location.full(prefix), len(self.location.full(""))
@@ -196,9 +207,22 @@ class BucketService(Service):
             wanted["delimiter"] = delimiter
         return wanted | ({} if token is None else {"continuation-token": token})
 
+    def _failure(self, reply: Reply) -> Failure:
+        """Return what a reply means that is no success."""
+        return vague_unless_named(super()._failure(reply))
+
     def _page(self, body: memoryview) -> ListPage:
         """Return the page in a reply, with full keys."""
         return replies.s3_page(body)
+
+
+def vague_unless_named(failure: Failure) -> Failure:
+    """Return a failure; one that names nothing that is missing may come from anything else at the address.
+
+    So may all replies to HEAD, which have no body to name anything.
+    """
+    is_vague = failure.status in (_NOT_FOUND, _GONE) and failure.code not in _NAMED
+    return replace(failure, is_vague=failure.is_vague or is_vague)
 
 
 def query(values: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shardfs.stores.objects.failures import COMPRESSED, SLOW, TOO_LONG, FailedRequest, invalid
 from shardfs.stores.objects.pace import Timeouts
-from shardfs.stores.objects.replies import MAX_XML_NBYTES, quoted
+from shardfs.stores.objects.replies import MAX_XML_NBYTES, quoted, states_more
 
 _PIECE_NBYTES: Final = 2**18
 _NUMBER: Final = re.compile(r"\d{1,19}")
@@ -18,7 +18,7 @@ def read_xml(length: str, read: Callable[[int], bytes], timeouts: Timeouts) -> b
 
     *read* returns what has come, up to a number of bytes, b"" at the end.
     """
-    if length.isdecimal() and int(length) > MAX_XML_NBYTES:
+    if states_more(length, MAX_XML_NBYTES):
         raise FailedRequest(TOO_LONG)
     body, begun = bytearray(), time.monotonic()
     while piece := read(_PIECE_NBYTES):

@@ -1,9 +1,8 @@
 """S3: its URLs, signatures, codes and properties, for requests that read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
-from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from shardfs.stores.objects import replies
@@ -12,12 +11,11 @@ from shardfs.stores.objects.http import Judge, Reply
 from shardfs.stores.objects.location import S3Location
 from shardfs.stores.objects.pace import PATIENCE, TIMEOUTS, Timeouts
 from shardfs.stores.objects.requests import Properties
-from shardfs.stores.objects.service import BucketService
+from shardfs.stores.objects.service import BucketService, vague_unless_named
 from shardfs.stores.s3.failures import explained
 from shardfs.stores.s3.session import RENEWED, S3Session
 
 HINT: Final = "; check its name, and --endpoint-url if it is not on AWS"
-_NOT_FOUND: Final = 404
 _METADATA: Final = "x-amz-meta-"
 _HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "CacheControl",
@@ -53,13 +51,6 @@ class S3Service(BucketService):
         service.location = S3Location(self.location.bucket, "")
         return service
 
-    def container_check(self) -> Callable[[], None]:
-        """Return what fails if there is no bucket: HEAD of an object says the same of that."""
-        return self._head_bucket
-
-    def _head_bucket(self) -> None:
-        self._send("HEAD", "HeadBucket", self._container_url(), {}, lambda status, headers: 0)
-
     def _container_url(self) -> str:
         return self._session.bucket_url
 
@@ -91,12 +82,7 @@ class S3Service(BucketService):
         code, region = ("", None) if error is None else (error.findtext("Code", ""), error.findtext("Region"))
         if region is None and reply.status in (301, 307, 400):  # a reply to HEAD has no body
             region = reply.headers.get("x-amz-bucket-region")
-        failure = explained(Failure.of_reply(reply.status, code), region, self._session.region)
-        # A 404 that does not name a missing key may come from anything else that answers at the address.
-        is_vague = failure.is_vague or (
-            failure.status == _NOT_FOUND and failure.code not in ("NoSuchKey", "NoSuchBucket")
-        )
-        return replace(failure, is_vague=is_vague)
+        return vague_unless_named(explained(Failure.of_reply(reply.status, code), region, self._session.region))
 
     def _properties(self, headers: Mapping[str, str]) -> Properties:
         return properties_of(headers)
@@ -109,11 +95,8 @@ def properties_of(headers: Mapping[str, str]) -> Properties:
         kept["BucketKeyEnabled"] = True
     expires = headers.get("expires")
     if expires:
-        try:
-            parsedate_to_datetime(expires)
-        except ValueError:  # it is no date, and cannot be sent
-            pass
-        else:
+        with suppress(FailedRequest):  # it is no date, and cannot be sent
+            replies.seconds_of(expires, "Expires")
             kept["Expires"] = expires
     return Properties(
         kept, {name[len(_METADATA) :]: value for name, value in headers.items() if name.startswith(_METADATA)}

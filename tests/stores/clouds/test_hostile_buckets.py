@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from shardfs.dataset.hierarchy import Source, open_source
-from shardfs.errors import AccessDeniedError, ShardfsError, SourceError, StaleError, StoreError
+from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError, SourceError, StaleError, StoreError
 from shardfs.stores.clouds.azure import AzureService
 from shardfs.stores.clouds.google import GoogleService
 from shardfs.stores.objects.client import Client
@@ -173,6 +173,24 @@ async def test_a_server_that_answers_nothing_any_more_is_given_up(
     with pytest.raises(SourceError):
         async with opened(cloud):
             pass
+
+
+@in_trio
+async def test_a_404_that_is_not_in_the_words_of_the_service_is_no_absence(cloud: Cloud) -> None:
+    client = client_of(cloud)
+    for fault in ("404 of a proxy", "404 of a proxy to GET"):
+        cloud.web.faults.add(fault)
+        for key in ("zarr.json", "nothing"):
+            with pytest.raises((StoreError, NotFoundError)) as failed:
+                await client.get(key, Range(0, 10))
+            is_known = key == "nothing" and fault == "404 of a proxy to GET" and cloud.scheme != "az"
+            assert isinstance(failed.value, NotFoundError) == is_known, (fault, key)
+        if fault == "404 of a proxy":
+            with pytest.raises(StoreError, match=r"does not exist|not Azure"):
+                await client.head("zarr.json")
+        cloud.web.faults.clear()
+    with pytest.raises(NotFoundError):
+        await client.get("nothing", Range(0, 10))
 
 
 @in_trio
