@@ -24,6 +24,12 @@ _AFTER_SLASH: Final = b"0"
 MAX_INLINE_NBYTES: Final = 16 * 2**20
 """How many bytes a reference may have in place of a file."""
 
+MAX_REFERENCES: Final = 8_000_000
+"""How many references a document has at most, and a directory of chunks that are in records: names take memory."""
+
+AT_ONCE: Final = 1000
+"""How many references are looked at before others have their turn."""
+
 MAX_END: Final = 2**63 - 1
 """Where a range may end at most."""
 

@@ -13,9 +13,19 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import trio
 
 from shardfs.errors import SourceError
-from shardfs.formats.references.base import Keys, Reference, Target, encoded_key, inline, target_of
+from shardfs.formats.references.base import (
+    AT_ONCE,
+    MAX_REFERENCES,
+    Keys,
+    Reference,
+    Target,
+    encoded_key,
+    inline,
+    target_of,
+)
 from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import ListedName
 
@@ -85,17 +95,24 @@ class DocumentReferences:
 
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key*."""
-        return self._keys.list(key)
+        if len(self._keys.below(key)) <= AT_ONCE:
+            return self._keys.list(key)
+        return await trio.to_thread.run_sync(self._keys.list, key)
 
     async def walk(self) -> AsyncIterator[tuple[str, Reference]]:
         """Yield all keys that are no directories, with their references."""
         for index in range(len(self._keys)):
+            if not index % AT_ONCE:
+                await trio.lowlevel.checkpoint()
             key = os.fsdecode(self._keys[index])
             if not self._keys.has_below(key):
                 yield key, self._at(index)
 
     async def urls(self) -> Sequence[str]:
         """Return the URLs of all targets."""
+        return await trio.to_thread.run_sync(self._all_urls)
+
+    def _all_urls(self) -> Sequence[str]:
         return [url for raw in self._urls if isinstance(url := self._expanded(raw), str)]
 
     def _at(self, index: int) -> Reference:
@@ -174,6 +191,8 @@ class _Builder:
         if encoded is None:
             self._nhidden += 1
             return False
+        if len(self._keys) == MAX_REFERENCES:
+            raise SourceError(f"it has more than {MAX_REFERENCES:,} references; as Parquet they are read in parts")
         self._keys.append(encoded)
         self._targets.append(target)
         self._offsets.append(offset)

@@ -24,7 +24,15 @@ from shardfs.errors import (
     StaleError,
     UnsupportedError,
 )
-from shardfs.formats.references.base import Keys, Reference, encoded_key, inline, target_of
+from shardfs.formats.references.base import (
+    AT_ONCE,
+    MAX_REFERENCES,
+    Keys,
+    Reference,
+    encoded_key,
+    inline,
+    target_of,
+)
 from shardfs.formats.references.parquet import checked
 from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import Kind, ListedName, join_key
@@ -136,10 +144,15 @@ class RecordReferences:
         return self._documents.keys.has_below(key)
 
     async def list(self, key: str) -> Sequence[ListedName]:
-        """Return the names in the directory *key*; of an array, all its records are read."""
+        """Return the names in the directory *key*; of an array, all its records are read.
+
+        Raises `UnsupportedError` if there are more than `MAX_REFERENCES`.
+        """
         entries = [*self._documents.keys.list(key)]
         names = {entry.name for entry in entries}
         async for name, _ in self._chunks(key):
+            if len(entries) == MAX_REFERENCES:
+                raise UnsupportedError(f"{key} has more than {MAX_REFERENCES:,} names, which are not listed")
             if name not in names:
                 entries.append(ListedName(name, Kind.FILE))
         return entries
@@ -172,6 +185,8 @@ class RecordReferences:
             if record is None or grid is None:
                 continue
             for row in range(min(size, prod(grid.shape) - number * size)):
+                if not row % AT_ONCE:
+                    await trio.lowlevel.checkpoint()
                 reference = record.reference(row)
                 if reference is not None:
                     yield grid.name(number * size + row), reference

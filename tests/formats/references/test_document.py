@@ -296,3 +296,20 @@ def test_a_million_references_take_little_more_memory_than_their_text() -> None:
     assert kept < 60 * count
     assert trio.run(references.find, "v/0.777") == Target("s3://bucket/file.nc", 8 * 777, 8)
     assert len(names(references, "v")) == count
+
+
+def test_more_references_than_a_document_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_REFERENCES", 10)
+    refs: dict[str, Any] = {f"a/{number}": ["f", 0, number] for number in range(10)}
+    assert len(found(parsed(refs))) == 10
+    for more in ({"b": ["f", 0, 1]}, {"b": "text"}):
+        with pytest.raises(SourceError, match="more than 10 references"):
+            parsed(refs | more)
+
+
+def test_a_directory_of_many_names_is_listed_as_one_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    references = parsed({f"a/{number}": ["f", 0, number] for number in range(50)} | {"a/b/c": "text"})
+    few = names(references, "a")
+    monkeypatch.setattr(document, "AT_ONCE", 10)
+    assert names(references, "a") == few
+    assert len(found(references)) == 51

@@ -305,3 +305,36 @@ def test_documents_with_names_that_no_file_can_have_are_skipped() -> None:
     documents = parse_documents(json.dumps({"metadata": metadata, "record_size": 5}).encode())
     assert [documents.keys[at] for at in range(len(documents.keys))] == [b".zattrs", b".zmetadata", b"a/.zattrs"]
     assert documents.nhidden == 3
+
+
+@in_trio
+async def test_more_names_than_may_be_listed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_REFERENCES", 20)
+    root = write(tmp_path / "refs.parq", {"a": zarray((100,), (1,)), "b": zarray((19,), (1,))})
+    for path in ("a", "b"):
+        for number in range(10):
+            write_record(root, path, number, {"path": ["f"] * 10, "offset": [0] * 10, "size": [1] * 10})
+    async with opened(root) as (store, _):
+        with pytest.raises(UnsupportedError, match="a has more than 20 names"):
+            await store.list("a")
+        assert len(await store.list("b")) == 20
+
+
+@in_trio
+async def test_others_have_their_turn_while_many_rows_are_looked_at(tmp_path: Path) -> None:
+    nrows, turns = 20_000, 0
+    root = write(tmp_path / "refs.parq", {"a": zarray((nrows,), (1,))}, nrows)
+    write_record(root, "a", 0, {"path": ["f"] * nrows, "offset": [0] * nrows, "size": [1] * nrows})
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with opened(root) as (store, references), trio.open_nursery() as nursery:
+        await references.find("a/0")
+        nursery.start_soon(count)
+        assert len(await store.list("a")) == nrows + 1
+        assert turns > 10
+        nursery.cancel_scope.cancel()
