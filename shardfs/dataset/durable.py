@@ -4,7 +4,14 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
-from shardfs.errors import NotADirectoryHereError, NotFoundError, RefusedError, ShardfsError, TooDeepError
+from shardfs.errors import (
+    CorruptionError,
+    NotADirectoryHereError,
+    NotFoundError,
+    RefusedError,
+    ShardfsError,
+    TooDeepError,
+)
 from shardfs.stores.base import Store
 from shardfs.stores.parallel import for_each
 
@@ -25,7 +32,7 @@ async def make_names_durable(store: Store, key: str) -> None:
     """Make the name of a shard durable, and those of the directories above it that there are."""
     while key:
         key = key.rpartition("/")[0]
-        with suppress(NotFoundError, NotADirectoryHereError, RefusedError, TooDeepError):
+        with suppress(CorruptionError, NotFoundError, NotADirectoryHereError, RefusedError, TooDeepError):
             await store.sync_directory(key)
 
 
