@@ -18,7 +18,6 @@ from tests.support.documents import write
 from tests.support.images import put, write_group
 from tests.support.looked_at import NTIMES, cells, climate, tables
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 from tests.support.serving import Served, served
 
 HTML = "text/html,application/xhtml+xml,*/*;q=0.8"
@@ -220,24 +219,18 @@ def test_an_error_is_a_page_with_a_way_back_for_people_and_a_line_for_programs(t
 
 @pytest.mark.slow
 def test_the_page_of_a_dataset_in_a_bucket_lists_shards_only_when_it_is_asked_to(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    climate_site: Served, s3_proxy: S3Proxy
 ) -> None:
-    climate(tmp_path)
-    s3_bucket.upload(tmp_path, "data.zarr")
-    bucket = s3_bucket.through(s3_proxy.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
-    with served(bucket.url("data.zarr"), metadata_ttl=60.0) as site:
-        s3_proxy.log.clear()
-        text = page(site, "/")
-        assert 'id="count"' in text
-        keys = s3_proxy.log.keys("GetObject")
-        assert sorted(keys) == [f"data.zarr/{name}" for name in sorted(
-            [f"{name}/zarr.json" for name in ("lat", "lon", "tas", "time")])]  # fmt: skip
-        s3_proxy.log.clear()
-        found: dict[str, Any] = json.loads(site.ask("/-/contents/").body)["children"]
-        assert found["time"] == {"range": "2020-02-28 … 2020-03-28"}
-        assert len(s3_proxy.log.keys("GetObject")) == 3 * 2  # index and chunk of each coordinate
-        s3_proxy.log.clear()
-        found = json.loads(site.ask("/-/contents/?sizes=1").body)["children"]
-        assert found["tas"]["shards"] == "3 of 3"
-        assert not s3_proxy.log.keys("GetObject")
+    text = page(climate_site, "/")
+    assert 'id="count"' in text
+    keys = s3_proxy.log.keys("GetObject")
+    assert sorted(keys) == [f"data.zarr/{name}" for name in sorted(
+        [f"{name}/zarr.json" for name in ("lat", "lon", "tas", "time")])]  # fmt: skip
+    s3_proxy.log.clear()
+    found: dict[str, Any] = json.loads(climate_site.ask("/-/contents/").body)["children"]
+    assert found["time"] == {"range": "2020-02-28 … 2020-03-28"}
+    assert len(s3_proxy.log.keys("GetObject")) == 3 * 2  # index and chunk of each coordinate
+    s3_proxy.log.clear()
+    found = json.loads(climate_site.ask("/-/contents/?sizes=1").body)["children"]
+    assert found["tas"]["shards"] == "3 of 3"
+    assert not s3_proxy.log.keys("GetObject")

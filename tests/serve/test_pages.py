@@ -4,6 +4,7 @@ import html
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -16,7 +17,6 @@ from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import age, store
 from tests.support.images import image, put, write_group
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 from tests.support.serving import Reply, Served, served
 
 HTML = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -270,7 +270,7 @@ def test_a_map_of_very_many_shards_is_left_to_the_command(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_a_page_of_a_bucket_asks_for_little(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_bucket: Callable[[Path], str], s3_proxy: S3Proxy
 ) -> None:
     """Of a group of 60 arrays, as many plain directories and as many labels, and of an array of 64 shards."""
     document = json.dumps(array((16, 16), (2, 2), sharding((1, 1), LITTLE), data_type="uint8"))
@@ -281,16 +281,14 @@ def test_a_page_of_a_bucket_asks_for_little(
     write_group(tmp_path)
     put(tmp_path / "large", np.ones((16, 16), "uint8"), (2, 2), (1, 1))
     put(tmp_path / "small", np.ones((8, 8), "uint8"), (2, 2), (1, 1))
-    s3_bucket.upload(tmp_path, "data.zarr")
-    bucket = s3_bucket.through(s3_proxy.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+    url = in_bucket(tmp_path)
 
     def requests(target: str) -> int:
         s3_proxy.log.clear()
         page(site, target)
         return len(s3_proxy.log)
 
-    with served(bucket.url("data.zarr")) as site:
+    with served(url) as site:
         assert requests("/") <= 100
         assert requests("/") <= 40
         assert requests("/large/") <= 20

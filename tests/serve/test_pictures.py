@@ -4,7 +4,7 @@ import json
 import re
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.support.mounting import PATIENCE, eventually
 from tests.support.png import pixels_of
 from tests.support.s3_faults import Before
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 from tests.support.serving import Served, served
 
 RNG = np.random.default_rng(7)
@@ -358,16 +357,12 @@ def test_a_picture_has_a_version_and_a_time_to_live(site: Served) -> None:
 
 @pytest.mark.parametrize("place", ["directory", "bucket"])
 def test_who_has_a_picture_or_asks_for_its_head_lets_nothing_be_decoded(
-    tmp_path: Path, place: str, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: str, in_bucket: Callable[[Path], str]
 ) -> None:
     """Also after a restart."""
     put(tmp_path / "image", RNG.integers(0, 9, (8, 8)).astype("uint8"), (8, 8), (4, 4))
     age(tmp_path)
-    source = str(tmp_path)
-    if place == "bucket":
-        s3_bucket.upload(tmp_path, "data.zarr")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)
-        source = s3_bucket.url("data.zarr")
+    source = in_bucket(tmp_path) if place == "bucket" else str(tmp_path)
     with served(source) as site:
         tag = site.ask("/-/plane/image")["ETag"]
     with served(source) as site:
@@ -428,14 +423,12 @@ def test_a_picture_has_no_version_until_what_it_shows_is_committed_and_has_a_tim
 
 @pytest.mark.slow
 def test_a_picture_that_nobody_waits_for_any_more_is_not_drawn(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_bucket: Callable[[Path], str], s3_proxy: S3Proxy
 ) -> None:
     put(tmp_path / "image", RNG.integers(0, 9, (32, 32)).astype("uint8"), (2, 2), (1, 1))
-    s3_bucket.upload(tmp_path, "data.zarr")
-    bucket = s3_bucket.through(s3_proxy.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+    url = in_bucket(tmp_path)
     may_go_on = threading.Event()
-    with served(bucket.url("data.zarr")) as site:
+    with served(url) as site:
         s3_proxy.fail("GetObject", Before(lambda: may_go_on.wait(PATIENCE)), key="/c/", times=None)
         clients = [site.connect() for _ in range(5)]  # more than are drawn at a time
         for client in clients:
@@ -473,15 +466,13 @@ def test_what_is_written_is_seen_in_the_next_picture(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_first_picture_of_a_bucket_takes_few_requests_most_at_the_same_time(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_bucket: Callable[[Path], str], s3_proxy: S3Proxy
 ) -> None:
     """Of an image of 512 × 512 in chunks of 64 × 64 and two shards along each axis, shown in 256 × 256."""
     image(tmp_path / "cells", 512, 256, 128, chunk=64, shard=256)
     write_group(tmp_path)
-    s3_bucket.upload(tmp_path, "data.zarr")
-    bucket = s3_bucket.through(s3_proxy.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
-    with served(bucket.url("data.zarr")) as site:
+    url = in_bucket(tmp_path)
+    with served(url) as site:
         s3_proxy.log.clear()
         assert site.ask("/-/plane/cells?size=256").status == 200
         documents = ["cells/zarr.json", *(f"cells/{level}/zarr.json" for level in range(3))]
@@ -493,7 +484,7 @@ def test_the_first_picture_of_a_bucket_takes_few_requests_most_at_the_same_time(
         assert site.ask("/-/plane/cells?size=512").status == 200
         assert s3_proxy.log.operations() == {"GetObject": 8}  # index and chunks of four shards
         assert s3_proxy.log.max_in_flight("GetObject") > 1
-    with served(bucket.url("data.zarr")) as site:
+    with served(url) as site:
         s3_proxy.log.clear()
         assert site.ask("/cells/", Accept="text/html").status == 200
         assert s3_proxy.log.operations() == {"GetObject": 4, "ListObjectsV2": 3}

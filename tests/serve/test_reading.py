@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import shardfs
 from tests.support.corpus import CASES, LITTLE, ZSTD, array, sharding, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import age, files_below, store
-from tests.support.s3_server import Bucket
 from tests.support.serving import Served, served
 
 GROUP = '{"zarr_format": 3, "node_type": "group"}'
@@ -321,10 +321,8 @@ def test_all_views_share_decoded_chunks(source: Path, site: Served) -> None:
     assert site.views.main.source.statistics.decoded_chunks == 8  # not nine
 
 
-def test_a_bucket_is_served_like_a_directory(source: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    s3_bucket.upload(source, "data.zarr")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)
-    with served(source) as local, served(s3_bucket.url("data.zarr")) as site:
+def test_a_bucket_is_served_like_a_directory(source: Path, in_bucket: Callable[[Path], str]) -> None:
+    with served(source) as local, served(in_bucket(source)) as site:
         for name in files_below(source):
             if "/c/" not in name:
                 assert site.ask(f"/{name}").body == local.ask(f"/{name}").body

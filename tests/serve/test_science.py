@@ -16,7 +16,6 @@ from tests.support.images import put, write_group
 from tests.support.looked_at import LATITUDES, LONGITUDES, NTIMES, cells, climate, tables
 from tests.support.png import pixels_of
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 from tests.support.serving import Served, served
 
 RNG = np.random.default_rng(5)
@@ -447,46 +446,33 @@ def test_coordinates_may_be_texts_which_are_not_obeyed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_first_picture_of_a_variable_in_a_bucket_takes_few_requests_and_waits_for_no_coordinates(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    climate_site: Served, s3_proxy: S3Proxy
 ) -> None:
-    climate(tmp_path)
-    s3_bucket.upload(tmp_path, "data.zarr")
-    bucket = s3_bucket.through(s3_proxy.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
-    with served(bucket.url("data.zarr"), metadata_ttl=60.0) as site:
-        s3_proxy.log.clear()
-        assert site.ask("/-/plane/tas").status == 200
-        keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
-        axes = [f"{name}/{part}" for name in ("time", "lat", "lon") for part in ("zarr.json", "c/0", "c/0")]
-        assert keys == sorted(["tas/zarr.json", "tas/c/0/0/0", "tas/c/0/0/0", *axes])
-        assert s3_proxy.log.max_in_flight("GetObject") > 2
-        s3_proxy.log.clear()
-        for query in ("i0=1", "i0=2&colors=magma"):
-            assert site.ask(f"/-/plane/tas?{query}").status == 200
-        assert site.ask("/-/values/tas?row=1&column=2&size=256").status == 200
-        assert not s3_proxy.log.keys("GetObject")  # of the same chunks, which are decoded already
-        assert site.ask("/-/plot/tas?axis=0&row=1&column=2").status == 200
-        assert len(s3_proxy.log.keys("GetObject")) == 4  # index and chunk of two shards more
+    assert climate_site.ask("/-/plane/tas").status == 200
+    keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
+    axes = [f"{name}/{part}" for name in ("time", "lat", "lon") for part in ("zarr.json", "c/0", "c/0")]
+    assert keys == sorted(["tas/zarr.json", "tas/c/0/0/0", "tas/c/0/0/0", *axes])
+    assert s3_proxy.log.max_in_flight("GetObject") > 2
+    s3_proxy.log.clear()
+    for query in ("i0=1", "i0=2&colors=magma"):
+        assert climate_site.ask(f"/-/plane/tas?{query}").status == 200
+    assert climate_site.ask("/-/values/tas?row=1&column=2&size=256").status == 200
+    assert not s3_proxy.log.keys("GetObject")  # of the same chunks, which are decoded already
+    assert climate_site.ask("/-/plot/tas?axis=0&row=1&column=2").status == 200
+    assert len(s3_proxy.log.keys("GetObject")) == 4  # index and chunk of two shards more
 
 
 @pytest.mark.slow
-def test_a_page_in_a_bucket_reads_the_documents_that_its_picture_needs(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_in_a_bucket_reads_the_documents_that_its_picture_needs(climate_site: Served, s3_proxy: S3Proxy) -> None:
     """The picture then takes an index and a chunk of its array and of each coordinate, all at the same time."""
-    climate(tmp_path)
-    s3_bucket.upload(tmp_path, "data.zarr")
-    bucket = s3_bucket.through(s3_proxy.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
-    with served(bucket.url("data.zarr"), metadata_ttl=60.0) as site:
-        assert site.ask("/tas/", Accept="text/html").status == 200
-        s3_proxy.log.clear()
-        assert site.ask("/-/plane/tas").status == 200
-        keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
-        chunks = [f"{name}/c/0" for name in ("time", "lat", "lon")] * 2
-        assert set(keys) <= {*chunks, "tas/c/0/0/0"}  # the map of the page may have read an index
-        assert len(keys) <= 8
-        assert s3_proxy.log.max_in_flight("GetObject") >= 3
+    assert climate_site.ask("/tas/", Accept="text/html").status == 200
+    s3_proxy.log.clear()
+    assert climate_site.ask("/-/plane/tas").status == 200
+    keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
+    chunks = [f"{name}/c/0" for name in ("time", "lat", "lon")] * 2
+    assert set(keys) <= {*chunks, "tas/c/0/0/0"}  # the map of the page may have read an index
+    assert len(keys) <= 8
+    assert s3_proxy.log.max_in_flight("GetObject") >= 3
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

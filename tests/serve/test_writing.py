@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -392,10 +392,8 @@ def test_a_signal_commits_and_ends_with_success_and_the_log_names_no_token(
 
 
 @pytest.mark.slow
-def test_a_bucket_is_written(source: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    s3_bucket.upload(source, "data.zarr")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)
-    url = s3_bucket.url("data.zarr")
+def test_a_bucket_is_written(source: Path, s3_bucket: Bucket, in_bucket: Callable[[Path], str]) -> None:
+    url = in_bucket(source)
     with served(url, write=True) as site:
         tag = site.ask("/image/c/0/0")["ETag"]
         assert site.ask("/image/c/0/0", "PUT", CHUNK, If_Match=tag).status == 204
