@@ -235,7 +235,8 @@ def _decode_zstd(codec: Extension, data: Buffer, limit: int) -> Buffer:
         decoded = np.empty(size, np.uint8)  # a single frame that states its size needs no second copy
         decompress_into(data, decoded)
     except (zstd.ZstdError, RuntimeError, ValueError) as error:
-        raise CorruptionError(f"zstd data is damaged: {error}") from None
+        reason = str(error).rpartition("Zstd error message: ")[2]  # before it, some explain a function of Python
+        raise CorruptionError(f"zstd data is damaged: {reason}") from None
     return decoded.data
 
 

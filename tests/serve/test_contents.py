@@ -9,11 +9,12 @@ from urllib.parse import urljoin
 
 import numpy as np
 import pytest
+import zarr
 
 from shardfs.format.document import parse_json
 from shardfs.serve.pages import plane
 from tests.support.corpus import LITTLE, array, sharding
-from tests.support.datasets import age
+from tests.support.datasets import age, store
 from tests.support.documents import write
 from tests.support.images import put, write_group
 from tests.support.looked_at import NTIMES, cells, climate, tables
@@ -45,6 +46,7 @@ def cells_of(text: str) -> list[list[str]]:
 
 def test_the_page_of_a_group_says_what_xarray_says(tmp_path: Path) -> None:
     climate(tmp_path / "climate")
+    write_group(tmp_path)
     put(tmp_path / "climate/crs", np.zeros((), "int32"), (), ())
     age(tmp_path)
     with served(tmp_path) as site:
@@ -59,6 +61,10 @@ def test_the_page_of_a_group_says_what_xarray_says(tmp_path: Path) -> None:
             "../-/plane/climate/tas?size=128&amp;most=16"
         ]
         assert section(text, "attributes").count("A climate") == 1
+        assert '<p class="kind">A climate · group · <a href="#viewers">' in text
+        assert ["climate/ A climate", "group"] in [
+            [" ".join(cell.split()) for cell in row] for row in cells_of(section(page(site, "/"), "groups"))
+        ]
         assert text.index('id="variables"') < text.index('id="attributes"') < text.index('id="names"')
 
         reply = site.ask("/-/contents/climate")
@@ -75,6 +81,41 @@ def test_the_page_of_a_group_says_what_xarray_says(tmp_path: Path) -> None:
         }  # fmt: skip
         assert site.ask("/-/contents/climate/tas").status == 400
         assert site.ask("/-/contents/nowhere").status == 404
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """The lines of a page that open what it shows, by program."""
+    found = re.findall(r"<dt>([^<]*)</dt><dd><code>([^<]*)</code>", section(text, "viewers"))
+    return {name: html.unescape(line) for name, line in found}
+
+
+def test_a_variable_is_opened_by_lines_for_python_r_and_julia(tmp_path: Path) -> None:
+    values = climate(tmp_path / "climate")
+    put(tmp_path / "wide", np.arange(4), (4,), (2,), dimension_names=["x"])
+    turned = {"name": "transpose", "configuration": {"order": [1, 0]}}
+    store(tmp_path / "turned", array((4, 2), (4, 2), sharding((2, 2), turned, LITTLE)), np.ones((4, 2), "uint16"))
+    tables(tmp_path / "tables")
+    age(tmp_path)
+    with served(tmp_path) as site:
+        assert "xarray" not in lines_of(page(site, "/climate/tas/"))  # it lists no directory of a web server
+    zarr.consolidate_metadata(tmp_path / "climate")
+    age(tmp_path)
+    with served(tmp_path) as site:
+        local = f"127.0.0.1:{site.port}"
+        text = site.ask("/climate/tas/", Accept=HTML, Host=local).body.decode()
+        assert '<p class="kind">Air temperature [K] · array, float32, ' in text
+        assert ' · <a href="#viewers">Open in Python and others</a></p>' in text
+        lines = lines_of(text)
+        url = f"http://{local}/-/v3/climate"
+        assert lines["R"] == f'zarr::open_zarr("{url}/tas")[["/"]][]'
+        assert lines["Julia"] == f'Zarr.zopen("{url}/tas")'
+        assert lines["xarray"] == f'xarray.open_zarr("{url}")["tas"]'
+        assert lines_of(page(site, "/climate/"))["xarray"] == 'xarray.open_zarr("http://localhost/-/v3/climate")'
+        opened = eval(lines["xarray"], {"xarray": pytest.importorskip("xarray")})
+        assert np.array_equal(opened.sel(lat=40.0).values, values[:, 12])
+        for name in ("wide", "turned"):  # R has no integers of 64 bits, and its package transposes nothing
+            assert {"R", "Julia"} & lines_of(page(site, f"/{name}/")).keys() == {"Julia"}
+        assert not {"R", "Julia", "xarray"} & lines_of(page(site, "/tables/names/")).keys()
 
 
 def test_a_small_picture_is_refused_if_it_takes_many_chunks_and_not_offered_either(tmp_path: Path) -> None:

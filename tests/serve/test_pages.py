@@ -110,7 +110,7 @@ def test_a_dataset_with_the_name_of_a_view_is_at_its_own_url(site: Served, sourc
     links = dict(re.findall(r'<td><a href="(\./[^"]*)">([^<]*)</a></td>', page(site, "/")))
     for name in ("v2", "v3", "npy", "decoded"):
         assert links[f"./{name}/"] == f"{name}/"
-        assert '<p class="kind">image, OME-Zarr</p>' in page(site, f"/{name}/")
+        assert '<p class="kind">image, OME-Zarr · ' in page(site, f"/{name}/")
         assert site.ask(f"/{name}/0/zarr.json").body == site.ask(f"/-/v3/{name}/0/zarr.json").body != b""
     assert links["./-/v3/-/"] == "-/"
     assert site.ask("/-/v3/-/0/zarr.json").status == 200

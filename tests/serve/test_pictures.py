@@ -311,13 +311,13 @@ def test_damage_is_hatched_and_said_and_the_rest_is_drawn(tmp_path: Path) -> Non
         assert {tuple(pixel) for pixel in pixels[128:].reshape(-1, 4)} == stripes
         assert not {tuple(pixel) for pixel in pixels[:128].reshape(-1, 4)} & stripes
         assert close(pixels[:128:32, ::32], gray(values[:4]))
-        assert "2 chunks damaged, hatched: " in about["text"]
+        assert "2 chunks damaged, hatched: " in about["damage"]
         assert reply["Cache-Control"] == "no-cache"
         (tmp_path / "image/c/0/0").write_bytes(b"no shard either")
     with served(tmp_path) as site:
         pixels, about = picture(site, "image")
         assert {tuple(pixel) for pixel in pixels.reshape(-1, 4)} == stripes
-        assert "4 chunks damaged, hatched: image/c/" in about["text"]
+        assert "4 chunks damaged, hatched: image/c/" in about["damage"]
 
 
 def test_a_query_that_means_nothing_is_400(tmp_path: Path) -> None:

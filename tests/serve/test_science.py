@@ -240,7 +240,7 @@ def test_an_array_of_one_axis_is_a_plot_with_gaps_and_of_many_elements_every_nth
     put(tmp_path / "line", values, (5000,), (500,), fill_value=0.0)
     with served(tmp_path) as site:
         svg, about = plot(site, "line")
-        assert about["text"] == "1,667 values along axis 0, one of 3, from 10 chunks"
+        assert about["text"] == "1,667 of 5,000 values along axis 0, from 10 chunks"
         curve = re.search(r'class="curve" d="([^"]*)"', svg)
         assert curve is not None
         assert curve[1].count("M") == 2
@@ -285,6 +285,17 @@ def test_channels_are_added_in_their_colours_and_windows(tmp_path: Path) -> None
         assert picture(site, "cells?size=64&channels=none&low=0&high=100")[1]["black"] == "2"
 
 
+def test_damage_is_said_to_be_in_the_channel_that_has_it(tmp_path: Path) -> None:
+    cells(tmp_path / "cells")
+    (tmp_path / "cells/0/c/0/1/0/0/0").write_bytes(b"no shard")
+    age(tmp_path)
+    with served(tmp_path) as site:
+        about = picture(site, "cells?size=64")[1]
+        assert about["damage"].startswith("stain 1: 16 chunks damaged, hatched: cells/0/c/0/1/")
+        assert about["damage"].count("damaged") == 1
+        assert picture(site, "cells?size=64&channels=0")[1]["damage"] == ""
+
+
 def test_labels_are_shown_over_their_image_and_said_under_the_pointer(tmp_path: Path) -> None:
     cells(tmp_path / "cells")
     with served(tmp_path) as site:
@@ -312,6 +323,7 @@ def test_an_axis_of_red_green_and_blue_makes_a_picture_in_colours(tmp_path: Path
         pixels, about = picture(site, "photo")
         assert (pixels[..., :3] == np.stack([down * 8, across * 8, 255 - down * 8], axis=-1)).all()
         assert [channel[1] for channel in about["channels"]] == ["red", "green", "blue"]
+        assert about["notes"] == []  # above all no word on a histogram, which there is not
         assert site.views.main.source.statistics.decoded_chunks == 4  # each is read once
 
 

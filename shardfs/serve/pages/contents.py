@@ -78,8 +78,10 @@ def dataset(nodes: Mapping[str, Node], up: str, target: str, limits: PageLimits,
         rows = ""
         for name, node in groups.items():
             thumbnail, left = _thumbnail(name, node, up, left)
+            title, _ = title_of(node)
+            small = f"<br><small>{text(title)}</small>" if title else ""
             rows += (
-                f'<tr><td>{thumbnail}<a href="./{quote(os.fsencode(name), safe="")}/">{text(name)}/</a></td>'
+                f'<tr><td>{thumbnail}<a href="./{quote(os.fsencode(name), safe="")}/">{text(name)}/</a>{small}</td>'
                 f"<td>{text(kind_of(node))}</td></tr>\n"
             )
         parts.append(

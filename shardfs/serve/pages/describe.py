@@ -100,12 +100,12 @@ def dimensions_of(metadata: ArrayMetadata) -> str:
 
 
 def title_of(node: Node) -> tuple[str, str]:
-    """Return the name for people, and the unit, that the attributes of an array say."""
+    """Return the name for people, and the unit of an array, that the attributes of a node say."""
     found = attributes_in(node) or {}
-    title = next(
-        (found[name] for name in ("long_name", "standard_name", "description") if isinstance(found.get(name), str)), ""
-    )
-    unit = found.get("units", found.get("unit"))
+    is_array = isinstance(node.metadata, ArrayMetadata)
+    names = ("long_name", "standard_name", "description") if is_array else ("title",)
+    title = next((found[name] for name in names if isinstance(found.get(name), str)), "")
+    unit = found.get("units", found.get("unit")) if is_array else None
     return shortened(str(title), _MAX_SHOWN), symbol(unit)
 
 

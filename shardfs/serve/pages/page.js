@@ -42,7 +42,7 @@ function start(section) {
   const [height, width] = section.dataset.shape.split(",").map(Number);
   const whole = { top: 0, bottom: height, left: 0, right: width };
   let pending = new AbortController(), asking = null, wanted = null, marking = new AbortController();
-  let isFlipped = false, edges = [0, 1], marked = "", pixels = 1024;
+  let isFlipped = false, edges = [0, 1], marked = "", ofMark = hint, pixels = 1024;
 
   // What the form says, without what is usual.
   function fields() {
@@ -161,11 +161,11 @@ function start(section) {
       else showPicture(await reply.blob(), mine.signal);
       if (mine.signal.aborted) return;
       describe(about);
-      say([about.text, ...about.notes].join("; "), about.damaged > 0);
+      say([about.text, ...about.notes].join("; "), about.damage);
     } catch (error) {
       if (mine.signal.aborted) return;
       image.hidden = true;
-      say(error.message, true);
+      say("", error.message);
     }
     view.classList.remove("is-waiting");
     showMark();
@@ -213,7 +213,7 @@ function start(section) {
         if (form[name] !== undefined) form[name].closest(".field").hidden = about.channels !== undefined;
     }
     const isLabels = form.colors !== undefined && form.colors.value === "labels";
-    form.querySelector(".range")?.toggleAttribute("hidden", isLabels);
+    for (const part of [form.querySelector(".range"), form.scale?.closest(".field")]) part?.toggleAttribute("hidden", isLabels);
     if (form.min !== undefined && about.bar !== undefined) {
       form.min.placeholder = about.black;
       form.max.placeholder = about.white;
@@ -257,15 +257,15 @@ function start(section) {
     }
   }
 
-  function say(text, isProblem) {
-    status.textContent = text;
-    status.classList.toggle("problem", isProblem);
+  function say(text, problem) {
+    const lines = [element("span", text), element("span", problem, "problem")];
+    status.replaceChildren(...lines.filter((line) => line.textContent !== ""));
   }
 
   function textOf(about) {
     const where = about.where.map(([, name, label, index]) => `${name} ${label === String(index) ? label : `${label} (${index})`}`);
-    const values = about.values.map(([name, value]) => (name ? `${name} ${value}` : value));
-    values.push(...about.labels.map(([name, value]) => `${name} ${value}`));
+    const values = about.values.map(([name, value]) => (name ? `${name}: ${value}` : value));
+    values.push(...about.labels.map(([name, value]) => `${name}: ${value}`));
     return `${values.join(", ")}  at  ${where.join(", ")}${about.level ? `  (in ${about.level})` : ""}`;
   }
 
@@ -297,7 +297,7 @@ function start(section) {
     if (place === null) {
       marked = "";
       plots.replaceChildren();
-      readout.textContent = hint;
+      readout.textContent = ofMark = hint;
       return;
     }
     if (isInside) {
@@ -316,7 +316,7 @@ function start(section) {
       const reply = await fetch(`${section.dataset.values}?${asked}`, { signal: mine.signal });
       if (!reply.ok) throw new Error(await reply.text());
       const about = await reply.json();
-      readout.textContent = textOf(about);
+      readout.textContent = ofMark = textOf(about);
       if (isLine) return;
       const before = new Map([...plots.children].map((figure) => [figure.dataset.axis, figure]));
       plots.replaceChildren(...about.plots.map((plot) => before.get(String(plot.axis)) ?? newPlot(plot)));
@@ -325,7 +325,7 @@ function start(section) {
         if ((plot.few && !plot.plane) || figure.querySelector("svg") !== null) await fillPlot(figure, mine.signal);
       }
     } catch (error) {
-      if (!mine.signal.aborted) readout.textContent = error.message;
+      if (!mine.signal.aborted) readout.textContent = ofMark = error.message;
     }
   }
 
@@ -352,7 +352,8 @@ function start(section) {
       return;
     }
     showPlot(figure, await reply.text(), signal);
-    caption.textContent = JSON.parse(reply.headers.get("Shardfs-Picture")).text;
+    const about = JSON.parse(reply.headers.get("Shardfs-Picture"));
+    caption.replaceChildren(about.text, element("span", about.damage, "problem"));
   }
 
   const actions = {
@@ -407,9 +408,7 @@ function start(section) {
   view.addEventListener("pointerleave", () => {
     view.classList.add("is-left");
     wanted = null;
-    marked = "";
-    if (markedPlace() === null) readout.textContent = hint;
-    else showMark();
+    readout.textContent = ofMark;
   });
   view.addEventListener("click", (event) => {
     const place = placeUnder(event);

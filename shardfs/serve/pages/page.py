@@ -18,6 +18,7 @@ from shardfs.bulk.map import map_array
 from shardfs.bulk.map_page import section as map_section
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.node import Node
+from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, SourceError, counted, size
 from shardfs.format.dtype import DataType, item_nbytes, type_name
 from shardfs.format.lens.v3 import inline_copies
@@ -148,7 +149,7 @@ class PageBuilder:
         async with client.while_present():
             node = await _node_at(self._source.hierarchy, address.path)
             title = address.path.rpartition("/")[2] or address.source or "/"
-            pyramid, body = await self._body(address, node)
+            pyramid, body, openers = await self._body(address, node)
         yield f"{html.head(title, address.up, nonce, address.trail)}{body}".encode()
         if pyramid is not None and not isinstance(self.decoded, SourceError):
             async with client.while_present():  # the browser asks for the picture by now
@@ -157,7 +158,7 @@ class PageBuilder:
             async with client.while_present():
                 table = await self._table(node, address.query)
             yield table.encode()
-        async with aclosing(self._names(client, address, node, batches)) as rows:
+        async with aclosing(self._names(client, address, node, openers, batches)) as rows:
             async for row in rows:
                 yield row.encode()
         if node is not None and node.any_array is not None:
@@ -184,17 +185,18 @@ class PageBuilder:
                     links.append(f'<a href="{address.up}-/{view}/{target}">{view}</a>')
         return html.foot(f"The same in each view: {' · '.join(links)}")
 
-    async def _body(self, address: PageAddress, node: Node | None) -> tuple[Pyramid | None, str]:
-        """Return what a page says first, what the node is and the picture, and what that is of."""
+    async def _body(self, address: PageAddress, node: Node | None) -> tuple[Pyramid | None, str, str]:
+        """Return what the picture of a page is of, what the page says first, and what opens the node unless that does.
+
+        First is what the node is, and its picture.
+        """
         if node is None:
-            return None, ""
-        title, unit = title_of(node) if isinstance(node.metadata, ArrayMetadata) else ("", "")
-        named = f"{title}{f' [{unit}]' if unit else ''} · " if title or unit else ""
-        what = _of_array(node.metadata) if isinstance(node.metadata, ArrayMetadata) else kind_of(node)
-        parts = [f'<p class="kind">{text(named + what)}</p>\n']
+            return None, "", ""
         if has_table(node) or not (isinstance(node.metadata, ArrayMetadata) or image_in(node) is not None):
-            parts += [html.problem(node.reason)] if node.reason is not None else []
-            return None, "".join(parts)
+            openers = await self._openers(address, node, None)
+            problem = html.problem(node.reason) if node.reason is not None else ""
+            return None, _heading(node, openers) + problem, openers
+        parts: list[str] = []
         pyramid = None
         try:
             pyramid = await self._pyramid(node)
@@ -209,16 +211,14 @@ class PageBuilder:
                 parts.append(form.picture(address.up, pyramid, address.query, names))
             else:
                 parts.append(await self._value(node.path))
-        parts.append(await self._openers(address, node, pyramid))
-        return pyramid, "".join(parts)
+        openers = await self._openers(address, node, pyramid)
+        return pyramid, "".join([_heading(node, openers), *parts, openers]), ""
 
-    async def _said(self, address: PageAddress, node: Node) -> str:
+    def _said(self, node: Node) -> str:
         """Return what the document of a node says."""
-        has_picture = image_in(node) is not None or isinstance(node.metadata, ArrayMetadata)
-        parts = [] if has_picture and not has_table(node) else [await self._openers(address, node, None)]
-        if isinstance(node.metadata, ArrayMetadata):
-            parts.append(html.section("facts", "Description", html.facts(facts_of(node, self._views))))
-        return "".join([*parts, attributes(node)])
+        is_array = isinstance(node.metadata, ArrayMetadata)
+        facts = html.section("facts", "Description", html.facts(facts_of(node, self._views))) if is_array else ""
+        return facts + attributes(node)
 
     async def _pyramid(self, node: Node) -> Pyramid:
         """Return what is drawn for a node; raises the error that says why there is no picture."""
@@ -298,9 +298,10 @@ class PageBuilder:
             axes=axes,
             shape=shape,
             numbers=_numbers_in(base),
+            is_transposed=base.any_array is not None and "transpose" in {c.name for c in base.any_array.codecs},
             in_v2=self._views[ViewOptions("v2")].skipped(base) is None,
             in_npy=is_in_npy,
-            is_dataset=await self._is_dataset(node),
+            dataset=await self._dataset_of(node),
         )
         items = [
             f'<li><a href="{text(url)}" rel="noopener noreferrer" target="_blank">{text(name)}</a></li>\n'
@@ -317,16 +318,23 @@ class PageBuilder:
         details = html.folded(f"Lines for {programs}", f"<dl>\n{''.join(lines)}</dl>\n", is_open=not is_array)
         return html.section("viewers", "Open with", listed + details)
 
-    async def _is_dataset(self, node: Node) -> bool:
-        """Whether xarray finds variables in a group: over HTTP, those that consolidated metadata describes."""
-        if not node.copies:
-            return False
-        group = (await self._source.hierarchy.copies.consolidated(node)).metadata
-        copies = inline_copies(group.document) or {} if isinstance(group, GroupMetadata) else {}
-        arrays = [copy for path, copy in copies.items() if "/" not in path and isinstance(copy, dict)]
-        arrays = [copy for copy in arrays if copy.get("node_type") == "array"]
-        names = [copy.get("dimension_names") or [None] * len(copy.get("shape", [])) for copy in arrays]
-        return bool(arrays) and all(None not in each for each in names)
+    async def _dataset_of(self, node: Node) -> str | None:
+        """Return the path of the group by which xarray opens it, or the group of an array; None if it cannot.
+
+        Over HTTP, it finds the variables that consolidated metadata describes, and their dimensions need names.
+        """
+        group, name = node, None
+        if isinstance(node.metadata, ArrayMetadata):
+            above, _, name = node.path.rpartition("/")
+            group = await self._source.hierarchy.node(above)
+        is_large = group.document is None or len(group.document) > LARGE_NBYTES
+        stored = group.stored if group.copies and not is_large else None
+        copies = inline_copies(stored.document) or {} if isinstance(stored, GroupMetadata) else {}
+        arrays = {path: copy for path, copy in copies.items() if "/" not in path and isinstance(copy, dict)}
+        arrays = {path: copy for path, copy in arrays.items() if copy.get("node_type") == "array"}
+        names = [copy.get("dimension_names") or [None] * len(copy.get("shape", [])) for copy in arrays.values()]
+        is_found = bool(arrays) if name is None else name in arrays
+        return group.path if is_found and all(None not in each for each in names) else None
 
     async def _labels(self, node: Node) -> list[str]:
         own = image_in(node)
@@ -338,9 +346,14 @@ class PageBuilder:
         return []
 
     async def _names(
-        self, client: Connection, address: PageAddress, node: Node | None, batches: AsyncIterator[list[Listed]]
+        self,
+        client: Connection,
+        address: PageAddress,
+        node: Node | None,
+        openers: str,
+        batches: AsyncIterator[list[Listed]],
     ) -> AsyncGenerator[str, None]:
-        """Yield what is in a directory: arrays and groups first, then the table of all names."""
+        """Yield what is in a directory: arrays and groups first, then *openers*, then the table of all names."""
         names: list[Listed] = []
         more = ""
         try:
@@ -363,13 +376,11 @@ class PageBuilder:
             if isinstance(node.metadata, GroupMetadata):
                 target = quote(os.fsencode(address.path), safe="/")
                 yield contents.dataset(nodes, address.up, target, limits, is_image=is_picture)
-            async with client.while_present():
-                said = await self._said(address, node)
-            yield said
+            yield openers + self._said(node)
         if len(directories) > most and not is_array:
             rest = f"Of {len(directories):,} directories, the first {most:,} are looked at to say what they are."
             more = f"{rest} {more}".strip()
-        is_closed = bool(nodes) and len(directories) <= most
+        is_closed = is_array or (bool(nodes) and len(directories) <= most)
         yield '<section id="names">\n<h2>Files</h2>\n'
         yield f"<p>{text(more)}</p>\n" if more else ""
         yield f"<details{'' if is_closed else ' open'}><summary>{counted(len(names), 'name')}</summary>\n"
@@ -446,6 +457,15 @@ async def _node_at(hierarchy: Hierarchy, path: str) -> Node | None:
         return await hierarchy.node(path, fresh=True)
     except (NotFoundError, NotADirectoryHereError):
         return None
+
+
+def _heading(node: Node, openers: str) -> str:
+    """Return the line that says what a node is, and leads to how it is opened."""
+    title, unit = title_of(node)
+    named = f"{title}{f' [{unit}]' if unit else ''} · " if title else f"unit {unit} · " if unit else ""
+    what = _of_array(node.metadata) if isinstance(node.metadata, ArrayMetadata) else kind_of(node)
+    leads = ' · <a href="#viewers">Open in Python and others</a>' if openers else ""
+    return f'<p class="kind">{text(named + what)}{leads}</p>\n'
 
 
 def _of_array(metadata: ArrayMetadata) -> str:

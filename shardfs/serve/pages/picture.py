@@ -72,11 +72,10 @@ class ColorRange(NamedTuple):
 class ElementCounts(NamedTuple):
     """How many elements there are, how many are no numbers, infinite, or not positive where these have no place.
 
-    *fills* have the fill value of the array, which is *fill*.
+    *fills* have the fill value of the array, which is *fill*, and are not in the histogram.
     """
 
     elements: int
-    finite: int = 0
     missing: int = 0
     infinite: int = 0
     not_positive: int = 0
@@ -134,7 +133,7 @@ def draw(layer: PlaneLayer, style: Style, overlays: Sequence[tuple[Elements, Mas
     marked = style.marks_missing and not layer.are_stored.all()
     if style.colors == LABELS and layer.elements.dtype.kind in "iu":
         pixels = _of_labels(layer.elements, layer.are_known)
-        counts = _counts(layer, layer.elements.astype(np.float64), is_log=False)
+        counts = ElementCounts(int(layer.are_known.sum()))
         return Picture(png_of(_patterned(_with_labels(pixels, overlays), layer, marked)), None, counts)
     is_bool = layer.elements.dtype.kind == "b"
     numbers = layer.variable.numbers(layer.elements, style.part)
@@ -179,7 +178,7 @@ def compose(
     pixels = np.concatenate([np.minimum(sums + 0.5, 255), opacity], axis=-1).astype(np.uint8)
     whole = _combined(layers)
     marked = style.marks_missing and not whole.are_stored.all()
-    counts = _counts(layers[0], layers[0].variable.numbers(layers[0].elements, style.part), is_log=False)
+    counts = ElementCounts(int(whole.are_known.sum()), int((whole.are_known & ~are_shown).sum()))
     picture = Picture(
         png_of(_patterned(_with_labels(pixels, overlays), whole, marked)), None, counts, colors="channels"
     )
@@ -224,7 +223,7 @@ def _counts(layer: PlaneLayer, numbers: Numbers, *, is_log: bool) -> ElementCoun
     )
     not_positive = int((known <= 0).sum()) if is_log else 0
     text = layer.variable.element_text(fill, "real") if fills else ""
-    return ElementCounts(known.size, finite, missing, known.size - finite - missing, not_positive, fills, text)
+    return ElementCounts(known.size, missing, known.size - finite - missing, not_positive, fills, text)
 
 
 def _histogram(shares: Numbers) -> tuple[int, ...]:

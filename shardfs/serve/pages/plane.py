@@ -359,13 +359,18 @@ async def read_plane(paths: Paths, cut: Cut) -> Plane:
 
 
 def describe(cut: Cut, plane: Plane) -> str:
-    """Say in words what a plane is, and what it lacks."""
+    """Say in words what a plane is, and what is not stored of it."""
     sides = " × ".join(f"{along.stop - along.start:,}" for along in cut.samples) or "one element"
     text = f"{sides} of {shortened(cut.array.path, _MAX_PATH) or 'the array'}"
     if any(along.step > 1 for along in cut.samples):
         text += f", one of {' × '.join(f'{along.step:,}' for along in cut.samples)} elements shown"
     if plane.missing:
         text += f"; {plane.missing:,} of {counted(plane.nchunks, 'chunk')} not stored, shown as the fill value"
-    if plane.ndamaged:
-        text += f"; {counted(plane.ndamaged, 'chunk')} damaged, hatched: {shortened(plane.damage or '', _MAX_REASON)}"
     return text
+
+
+def describe_damage(plane: Plane, shown_as: str) -> str:
+    """Say in words which chunks of a plane cannot be read, and what is *shown_as* them; "" if all can."""
+    if not plane.ndamaged:
+        return ""
+    return f"{counted(plane.ndamaged, 'chunk')} damaged, {shown_as}: {shortened(plane.damage or '', _MAX_REASON)}"

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from shardfs.errors import NotShownError, printable
+from shardfs.errors import NotShownError, counted, printable
 from shardfs.serve.conditions import RequestConditions
 from shardfs.serve.exchange import ClientError, Exchange, Header, only
 from shardfs.serve.files import is_answered
@@ -25,7 +25,7 @@ from shardfs.serve.pages.axes import Axes
 from shardfs.serve.pages.colors import css_color
 from shardfs.serve.pages.coordinates import Axis, as_json, ratio_of, scale_bar
 from shardfs.serve.pages.picture import ColorRange, Picture, bar_ticks, compose, draw
-from shardfs.serve.pages.plane import Cut, Decoded, Plane, Samples, describe, read_plane, sampled
+from shardfs.serve.pages.plane import Cut, Decoded, Plane, Samples, describe, describe_damage, read_plane, sampled
 from shardfs.serve.pages.plots import WIDTH, Line, edges, svg_of
 from shardfs.serve.pages.query import Choice, Query
 from shardfs.serve.pages.scene import Read, Scene
@@ -109,7 +109,7 @@ class Planes:
         about = {
             "text": text,
             "edges": edges(width),
-            "damaged": plane.ndamaged,
+            "damage": describe_damage(plane, "skipped"),
             "notes": _notes(axes),
         }
         kind = [
@@ -151,7 +151,7 @@ def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[ColorRan
     axes, choice, variable = read.axes, scene.choice, scene.level.variable
     about: dict[str, Any] = {"text": shortened(describe(scene.cuts[0], read.planes[0]), _MAX_TEXT)}
     about |= {"notes": _notes_on(scene, read, picture), "black": None, "white": None}
-    about["damaged"] = sum(plane.ndamaged for plane in read.planes)
+    about["damage"] = shortened(_damage(scene, read.planes), _MAX_TEXT)
     if picture.range is not None:
         about |= {"black": number(picture.range.low), "white": number(picture.range.high)}
         about["bar"] = {
@@ -182,6 +182,16 @@ def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[ColorRan
         element = read.planes[0].element
         about["value"] = "damaged" if element is None else variable.element_text(element, scene.style.part)
     return about
+
+
+def _damage(scene: Scene, planes: Sequence[Plane]) -> str:
+    """Say what is damaged, and if that differs between channels, in which; "" if nothing is."""
+    texts = [describe_damage(plane, "hatched") for plane in planes]
+    if len(set(texts)) == 1:
+        return texts[0]
+    assert scene.pyramid.channels is not None
+    names = (scene.pyramid.channels.channels[number].name for number in scene.shown)
+    return "; ".join(f"{shortened(name, 24)}: {text}" for name, text in zip(names, texts, strict=True) if text)
 
 
 def _ends(chosen: ColorRange | None) -> tuple[str, str] | tuple[()]:
@@ -291,11 +301,9 @@ def _line(scene: Scene, cut: Cut, plane: Plane, axes: Axes) -> tuple[Line, str]:
 
 def _words_of_line(cut: Cut, plane: Plane, of: Axis, samples: Samples, name: str) -> str:
     unit = f" in {cut.array.variable.unit}" if cut.array.variable.unit else ""
-    text = f"{samples.length:,} values{f' of {name}' if name else ''}{unit} along {of.name}"
-    text += f", one of {samples.step:,}" if samples.step > 1 else ""
-    text += f", from {plane.nchunks:,} {'chunk' if plane.nchunks == 1 else 'chunks'}"
+    part = f" of {samples.stop - samples.start:,}" if samples.step > 1 else ""
+    text = f"{samples.length:,}{part} values{f' of {name}' if name else ''}{unit} along {of.name}"
+    text += f", from {counted(plane.nchunks, 'chunk')}"
     if plane.missing:
         text += f"; {plane.missing:,} not stored, shown as the fill value"
-    if plane.ndamaged:
-        text += f"; {plane.ndamaged:,} damaged, skipped: {shortened(plane.damage or '', 200)}"
     return text

@@ -31,9 +31,10 @@ class Subject(NamedTuple):
     """What is to be opened: the *path* of a node of Zarr, the *labels* of an image, and what it is.
 
     *axes* are the names of its axes, None for those without, and *shape* their lengths, if they are known. *numbers*
-    is the data type of an array, or of the levels of an image, if its chunks are numbers that every library decodes.
-    *in_v2*, *in_npy*: these views show it. *is_dataset*: a group that describes the arrays in it, which have names of
-    axes.
+    is the data type of an array, or of the levels of an image, if its chunks are numbers that every library decodes;
+    *is_transposed*: their axes are in another order.
+    *in_v2*, *in_npy*: these views show it. *dataset* is the path of the group by which xarray opens
+    it, None without one.
     """
 
     path: str
@@ -44,25 +45,29 @@ class Subject(NamedTuple):
     axes: Sequence[str | None] = ()
     shape: Sequence[int] = ()
     numbers: str | None = None
+    is_transposed: bool = False
     in_v2: bool = False
     in_npy: bool = False
-    is_dataset: bool = False
+    dataset: str | None = None
 
 
 _IN_NEUROGLANCER: Final = frozenset({"uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "float32"})
 _IN_VIZARR: Final = frozenset({"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"})
+_IN_R: Final = _IN_VIZARR
+"""Of others, R has no type: its package makes zeros of int64."""
+_IN_JULIA: Final = _IN_R | {"bool", "uint64", "int64", "float16"}
 
 
 def links(address: str, subject: Subject) -> list[Link]:
     """Return the links for what is served at *address*, which ends with a slash, in viewers that show such a node."""
     found = []
-    if subject.numbers in _IN_NEUROGLANCER and subject.shape:
+    if subject.numbers in _IN_NEUROGLANCER and len(subject.shape) > 1:
         found.append(Link("neuroglancer", neuroglancer(NEUROGLANCER, address, subject)))
     if subject.is_image and subject.in_v2 and subject.numbers in _IN_VIZARR:
-        source = quote(f"{address}-/v2/{_quoted(subject.path)}".rstrip("/"), safe="")
+        source = quote(_url(address, "v2", subject.path), safe="")
         found.append(Link("vizarr", f"{VIZARR}?source={source}"))
     if subject.is_image:
-        source = quote(f"{address}-/v3/{_quoted(subject.path)}".rstrip("/"), safe="")
+        source = quote(_url(address, "v3", subject.path), safe="")
         found.append(Link("OME-NGFF validator", f"{VALIDATOR}?source={source}"))
     return found
 
@@ -87,16 +92,17 @@ def _layer(address: str, path: str, *, is_labels: bool) -> dict[str, str]:
 
 def snippets(address: str, subject: Subject) -> list[tuple[str, str]]:
     """Return the programs that open such a node, and the line that does it in each."""
-    url = f"{address}-/v3/{_quoted(subject.path)}".rstrip("/")
+    url = _url(address, "v3", subject.path)
     kvstore = json.dumps({"driver": "http", "base_url": f"{url}/"})
     found = [("zarr-python", f'zarr.open("{url}", mode="r")')]
-    if subject.is_dataset:
-        found.append(("xarray", f'xarray.open_zarr("{url}")'))
+    if subject.dataset is not None:
+        name = f"[{json.dumps(subject.path.rpartition('/')[2], ensure_ascii=False)}]" if subject.is_array else ""
+        found.append(("xarray", f'xarray.open_zarr("{_url(address, "v3", subject.dataset)}"){name}'))
     if subject.is_array and subject.numbers is not None:
         found.append(("tensorstore", f'tensorstore.open({{"driver": "zarr3", "kvstore": {kvstore}}}).result()'))
     if subject.is_image:
         if subject.in_v2 and subject.numbers in _IN_VIZARR:
-            v2 = f"{address}-/v2/{_quoted(subject.path)}".rstrip("/")
+            v2 = _url(address, "v2", subject.path)
             found.append(("ITK", f'itk.imread("{v2}", imageio=itk.OMEZarrNGFFImageIO.New())'))
         found.append(("ngff-zarr", f'ngff_zarr.from_ngff_zarr("{url}")'))
         if ".zarr" in url:  # its plugin opens no other URLs
@@ -105,7 +111,15 @@ def snippets(address: str, subject: Subject) -> list[tuple[str, str]]:
     if subject.in_npy:
         npy = f"{address}-/npy/{_quoted(subject.path)}.npy"
         found.append(("NumPy", f'numpy.load(io.BytesIO(urllib.request.urlopen("{npy}").read()))'))
+    if subject.is_array and subject.numbers in _IN_R and not subject.is_transposed:  # its package fails
+        found.append(("R", f'zarr::open_zarr("{url}")[["/"]][]'))
+    if subject.is_array and subject.numbers in _IN_JULIA:
+        found.append(("Julia", f'Zarr.zopen("{url}")'))
     return found
+
+
+def _url(address: str, view: str, path: str) -> str:
+    return f"{address}-/{view}/{_quoted(path)}".rstrip("/")
 
 
 def _quoted(path: str) -> str:
