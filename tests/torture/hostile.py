@@ -12,7 +12,6 @@ import resource
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,6 +34,7 @@ from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.datasets import store
+from tests.support.loop_clock import LoopClock
 from tests.support.precomputed import info, scale, write_volume
 from tests.support.precomputed import sharding as uint64_sharding
 
@@ -276,21 +276,6 @@ def run_streams(nexamples: int, number: int | None) -> Counter[str]:
 
     (damage if number is None else seed(number)(damage))()
     return errors
-
-
-class LoopClock(trio.abc.Instrument):
-    """Measures the processor time of the longest step of the event loop."""
-
-    def __init__(self) -> None:
-        self.longest = self._began = 0.0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Begin a step."""
-        self._began = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """End it."""
-        self.longest = max(self.longest, time.thread_time() - self._began)
 
 
 async def look(source: str, *, decode: bool, errors: Counter[str]) -> None:

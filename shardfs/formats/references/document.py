@@ -16,6 +16,7 @@ import numpy as np
 import trio
 
 from shardfs.errors import SourceError
+from shardfs.formats.order import in_order
 from shardfs.formats.references.base import (
     AT_ONCE,
     MAX_REFERENCES,
@@ -202,7 +203,7 @@ class _Builder:
     def built(self, templates: Mapping[str, str]) -> DocumentReferences:
         """Return all of them; of several for one key, the last."""
         keys = self._keys
-        order = sorted(range(len(keys)), key=keys.__getitem__)
+        order = in_order(keys)
         last = [index for i, index in enumerate(order) if i + 1 == len(order) or keys[index] != keys[order[i + 1]]]
         chosen = np.array(last, np.int64)
         columns = (self._targets, self._offsets, self._sizes)

@@ -126,9 +126,8 @@ class ZipContents:
 
     async def note(self) -> str | None:
         """Say what is not shown, or is and cannot be read; None if that is nothing."""
-        return (
-            "; ".join([*(f"not shown are {what}" for what in self._members.hidden), *self._members.refused()]) or None
-        )
+        refused = await trio.to_thread.run_sync(lambda: [*self._members.refused()])
+        return "; ".join([*(f"not shown are {what}" for what in self._members.hidden), *refused]) or None
 
     async def _range(self, key: str, number: int) -> RangePart:
         """Return where the bytes of a stored member are; raises `CorruptionError`."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from shardfs.errors import CorruptionError, MetadataError, counted, size
 from shardfs.formats import Buffer
+from shardfs.formats.order import in_order
 from shardfs.stores.objects.reader import MAX_KEY_NBYTES
 
 STORED: Final = 0
@@ -341,7 +342,7 @@ class DirectoryParser:
         table = np.concatenate(self._tables) if self._tables else np.zeros(0, _ROW)
         self._tables = []
         end = _check_extents(table, archive)
-        order = sorted(range(len(names)), key=names.__getitem__)  # stable: of two with one name, the last one counts
+        order = in_order(names)  # of two with one name, the last one counts
         kept = [*self._distinct(order)]
         rows = np.array(kept, np.int64)
         columns: dict[str, Any] = {column: np.ascontiguousarray(table[column][rows]) for column in _ROW.names or ()}
