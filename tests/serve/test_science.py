@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +461,7 @@ def test_coordinates_may_be_texts_which_are_not_obeyed(tmp_path: Path) -> None:
 def test_the_first_picture_of_a_variable_in_a_bucket_takes_few_requests_and_waits_for_no_coordinates(
     climate_site: Served, s3_proxy: S3Proxy
 ) -> None:
+    s3_proxy.latency = 0.05
     assert climate_site.ask("/-/plane/tas").status == 200
     keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
     axes = [f"{name}/{part}" for name in ("time", "lat", "lon") for part in ("zarr.json", "c/0", "c/0")]
@@ -472,6 +474,23 @@ def test_the_first_picture_of_a_variable_in_a_bucket_takes_few_requests_and_wait
     assert not s3_proxy.log.keys("GetObject")  # of the same chunks, which are decoded already
     assert climate_site.ask("/-/plot/tas?axis=0&row=1&column=2").status == 200
     assert len(s3_proxy.log.keys("GetObject")) == 4  # index and chunk of two shards more
+
+
+@pytest.mark.slow
+def test_a_picture_of_a_variable_deep_in_a_bucket_waits_for_five_replies_one_after_the_other(
+    tmp_path: Path, in_bucket: Callable[[Path], str], s3_proxy: S3Proxy
+) -> None:
+    """They are names, documents, indexes, chunks, and the chunks of coordinates, whose documents come with indexes."""
+    climate(tmp_path / "a/b")
+    write_group(tmp_path)
+    write_group(tmp_path / "a")
+    age(tmp_path)
+    with served(in_bucket(tmp_path), metadata_ttl=60.0) as site:
+        s3_proxy.latency = 0.1
+        s3_proxy.log.clear()
+        _, about = picture(site, "a/b/tas")
+        assert about["where"] == [[0, "time", "2020-02-28", 0]]
+        assert len(s3_proxy.log.longest_row()) == 5, s3_proxy.log
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -139,6 +140,14 @@ class RequestLog:
         changes = [(request.started, 1) for request in requests]
         changes += [(request.finished, -1) for request in requests if request.finished is not None]
         return max(accumulate((change for _, change in sorted(changes)), initial=0))
+
+    def longest_row(self) -> list[Request]:
+        """As many requests as there are that came one after the other, each when the one before was answered."""
+        row: list[Request] = []
+        for request in sorted(self.of(), key=lambda request: request.finished or sys.maxsize):
+            if not row or (row[-1].finished or sys.maxsize) <= request.started:
+                row.append(request)
+        return row
 
     def wait_for(self, operation: str, count: int = 1, patience: float = 60.0) -> None:
         """Wait until an operation was asked for so often since the last `clear`."""

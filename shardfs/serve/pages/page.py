@@ -40,7 +40,7 @@ from shardfs.serve.pages.describe import (
 from shardfs.serve.pages.html import text
 from shardfs.serve.pages.pyramid import image_in, label_paths
 from shardfs.serve.pages.query import Query
-from shardfs.serve.pages.scene import Pyramid, Scene, find_image, find_pyramid
+from shardfs.serve.pages.scene import Pyramid, Scene, find_image, find_pyramid, foresee
 from shardfs.serve.pages.tables import ROWS, has_table, read_table
 from shardfs.serve.pages.viewers import Subject, links, snippets
 from shardfs.stores.base import Buffer, Kind, join_key
@@ -112,6 +112,8 @@ class PageBuilder:
         """Send the page of a directory; raises the error that prevents it before anything was sent."""
         nonce = html.new_nonce()
         caching = [("Cache-Control", "no-cache"), ("Vary", "Accept")]
+        async with exchange.connection.while_present():
+            await foresee(self._source, address.path)
         async with (
             address.paths.listing(address.path) as batches,
             aclosing(self._page(exchange.connection, address, nonce, batches)) as pieces,

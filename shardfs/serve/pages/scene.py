@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.hierarchy import Hierarchy, Source
 from shardfs.dataset.node import Node, groups_above
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.lens.v2 import is_relative_path
@@ -29,6 +29,27 @@ from shardfs.vfs.paths import Paths
 _FAR_ABOVE: Final = 4
 """How many groups above an array may say that it is a level of an image."""
 _VIRIDIS: Final = TABLES[1]
+
+
+async def foresee(source: Source, path: str) -> None:
+    """Look at the node at *path*, at groups above it, and at the names beside it, all at the same time.
+
+    Who then asks for one after the other waits for none; coordinates are among the names.
+    """
+    hierarchy = source.hierarchy
+    if not hierarchy.ttl:  # all of it would be asked for again
+        return
+
+    async def look(path: str) -> None:
+        with suppress(ShardfsError):
+            await hierarchy.node(path)
+
+    async with open_nursery() as nursery:
+        above = [above for above, _ in groups_above(path)]
+        for each in [path, *above]:
+            nursery.start_soon(look, each)
+        if above:
+            nursery.start_soon(source.store.expect_names, above[0])
 
 
 class Found(NamedTuple):
@@ -94,6 +115,7 @@ async def find_pyramid(paths: Paths, path: str) -> Pyramid:
 
     Raises `NotFoundError` if it is neither, and `NotShownError` with the reason if there is no picture of it.
     """
+    await foresee(paths.source, path)
     node = await paths.source.hierarchy.node(path)
     image, wanted, group = await find_image(paths.source.hierarchy, node)
     opened: dict[str, Decoded] = {}
