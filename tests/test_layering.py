@@ -13,7 +13,8 @@ import pytest
 
 import shardfs
 from shardfs.formats import documents, formats
-from tests.support.mounting import environment
+from tests.support.documents import GROUP, write
+from tests.support.mounting import Mounter, environment
 
 SOURCE = Path(shardfs.__file__).parent
 HEIGHTS = {
@@ -275,13 +276,14 @@ def test_what_becomes_of_a_write_buffer_is_in_one_table() -> None:
     assert setters == ["__init__", "happened"]
 
 
+OTHER_FORMATS = {f"shardfs.formats.{name}" for name in ("b2nd", "precomputed", "references", "wkw", "zarr")}
 HEAVY = {"trio", "numpy", "numcodecs", "asyncio", "pyfuse3", "pythonjsonlogger", "isal", "difflib", *CLIENTS}
 UNUSED = {
     "--version": HEAVY | {"shardfs.dataset", "shardfs.stores", "shardfs.bulk", "shardfs.vfs"},
     "mounts": HEAVY - {"trio", "numpy"} | {"shardfs.dataset.state", "shardfs.vfs.session"},
     "info": HEAVY - {"trio", "numpy", "numcodecs", "asyncio", "isal"}
     | {"shardfs.serve", "shardfs.vfs.session"}
-    | {f"shardfs.formats.{name}" for name in ("b2nd", "precomputed", "references", "wkw", "zarr")},
+    | OTHER_FORMATS,
 }
 """What a command imports nothing of, though others do: to import takes most of its time."""
 
@@ -291,6 +293,17 @@ def test_a_command_imports_nothing_that_it_does_not_use(name: str, unused: set[s
     (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     words = [sys.executable, "-X", "importtime", "-m", "shardfs", name, *([str(tmp_path)] if name == "info" else [])]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment())
-    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "shardfs.cli" in modules
+    assert_imported(done.stderr, "shardfs.cli", unused)
+
+
+def assert_imported(report: str, name: str, unused: set[str]) -> None:
+    modules = {line.rpartition("|")[2].strip() for line in report.splitlines()}
+    assert name in modules
     assert not {module for module in modules for heavy in unused if f"{module}.".startswith(f"{heavy}.")}
+
+
+def test_a_mount_of_plain_zarr_imports_no_other_format(mount: Mounter, tmp_path: Path) -> None:
+    write(tmp_path / "source", GROUP)
+    mounted = mount(tmp_path / "source", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    mounted.unmount()
+    assert_imported(mounted.log, "shardfs.fuse.serve", OTHER_FORMATS)

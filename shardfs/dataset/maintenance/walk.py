@@ -389,7 +389,9 @@ async def _may_have_zarr(source: Source) -> bool:
         except ShardfsError:
             return True
         names = {entry.name for entry in entries}
-        if names & {DOCUMENT, *documents(), *V2_NAMES} or foreign_format(entries) not in (None, EMPTY, NO_ZARR):
+        if DOCUMENT in names:
+            return True
+        if names & {*documents(), *V2_NAMES} or foreign_format(entries) not in (None, EMPTY, NO_ZARR):
             return True
         directories = [entry.name for entry in entries if entry.kind in (Kind.DIRECTORY, Kind.SYMLINK)]
         pending += [join_key(path, name) for name in directories if not is_reserved(name)]
