@@ -28,6 +28,7 @@ import sitecustomize
 
 import shardfs.bulk.unpack
 import shardfs.cli
+import shardfs.formats
 import shardfs.fuse.daemon
 import shardfs.fuse.serve
 import shardfs.stores.s3.store
@@ -155,6 +156,7 @@ def _end(status: int) -> None:
 shardfs.fuse.daemon.subprocess = SimpleNamespace(Popen=_start_daemon, DEVNULL=subprocess.DEVNULL)
 boto3.session.Session("a", "a", region_name="us-east-1").client("s3")  # so that all is parsed
 shardfs.cli.every_command()  # each is imported
+shardfs.formats.formats()
 gc.collect()
 gc.freeze()  # children need not copy what they only look at
 _end(_run(serve()))
