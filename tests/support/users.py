@@ -65,9 +65,9 @@ def _link(source: Path, target: Path, *without: str) -> None:
         try:
             os.link(file, copy)
         except OSError:
-            shutil.copy(file, copy)
+            shutil.copy2(file, copy)
 
-    skipped = shutil.ignore_patterns("__pycache__", *without)
+    skipped = shutil.ignore_patterns(*without)
     shutil.copytree(source, target, symlinks=True, ignore=skipped, copy_function=link)
     os.chmod(target, 0o755)
 
