@@ -57,7 +57,7 @@ from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.formats import FoundNode
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key, writable
 from shardfs.stores.cache import Cache, while_it_changes
-from shardfs.stores.ttl import derived_at, within_ttl
+from shardfs.stores.ttl import derived_at, part_of_request, within_ttl
 from shardfs.stores.url import StoreOptions
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,8 @@ class Hierarchy:
 
         async def load() -> tuple[Node, float]:
             known, now = self._nodes.peek(path), self.clock()
-            return await self._load(path, known[0] if known is not None else None), derived_at(now)
+            with part_of_request(now):
+                return await self._load(path, known[0] if known is not None else None), derived_at(now)
 
         return (await self._nodes.get(path, load, is_current))[0]
 

@@ -5,6 +5,8 @@ A request of the kernel looks at the same names several times: what it saw itsel
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
@@ -19,6 +21,20 @@ def begin_request() -> None:
 def end_request() -> None:
     """Let this task trust nothing beyond its TTL, until it begins another request."""
     _BEGAN.set(math.inf)
+
+
+@contextmanager
+def part_of_request(now: float) -> Iterator[None]:
+    """Let the block be part of the request of this task, or, where none is under way, one that begins *now*.
+
+    What depends on many cached answers, which depend on each other, would else look at the same names again and again.
+    """
+    before = _BEGAN.get()
+    token = _BEGAN.set(min(now, before))
+    try:
+        yield
+    finally:
+        _BEGAN.reset(token)
 
 
 def within_ttl(cached: float, now: float, ttl: float) -> bool:

@@ -15,9 +15,11 @@ from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.layout import OwnVersion
 from shardfs.errors import AccessDeniedError, ShardfsError, StaleError, StoreError
 from shardfs.format.sharding import Coords
+from shardfs.stores.base import Stat
+from shardfs.stores.local.tree import LocalStore
 from tests.support.corpus import GZIP, array, edited, sharding
 from tests.support.datasets import store
-from tests.support.documents import write
+from tests.support.documents import GROUP, write
 from tests.support.gated import GatedStore
 from tests.support.opened import Opened, in_trio, open_source
 
@@ -251,3 +253,27 @@ async def test_a_document_that_is_being_written_in_place_does_not_show_shards(
     document.write_text(text)
     source.clock.now += 1
     assert (await source.array("a")).layout is array.layout
+
+
+def test_directories_that_are_always_looked_at_are_looked_at_once_for_each_question(tmp_path: Path) -> None:
+    """What one is depends on all above it, and those on all above them."""
+    names = "abcdefgh"
+    (tmp_path / "/".join(names)).mkdir(parents=True)
+    write(tmp_path, GROUP)
+    asked: list[str] = []
+
+    class Noting(LocalStore):
+        async def stat(self, key: str) -> Stat:
+            asked.append(key)
+            return await super().stat(key)
+
+    async def main() -> None:
+        opened = open_source(tmp_path, ttl=0, store=Noting(str(tmp_path)))
+        for depth in range(1, len(names) + 1):
+            asked.clear()
+            opened.clock.now += 1
+            await opened.hierarchy.node("/".join(names[:depth]))
+            directories = ["/".join(names[:n]) for n in range(depth + 1)]
+            assert sorted(key for key in asked if key in directories) == directories
+
+    trio.run(main)
