@@ -417,6 +417,8 @@ class Hierarchy:
 
     async def _load_without(self, node: Node, known: Node | None) -> Node:
         """Return *node*, which has no `zarr.json`, as what it is in another format, if it is something in one."""
+        if self._store.only_zarr:
+            return node
         for above, relative in groups_above(node.path):
             with suppress(NotFoundError, NotADirectoryHereError):
                 within = (await self.node(above)).kind

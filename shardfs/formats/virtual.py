@@ -27,6 +27,7 @@ from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.files import TargetFiles
 from shardfs.stores.memory import MemoryContent, Slice
 from shardfs.stores.objects.reader import ObjectReader, SnapshotFile, object_stat
+from shardfs.stores.parallel import QuickLock
 from shardfs.stores.ttl import within_ttl
 
 MAX_MADE_NBYTES: Final = 2**30
@@ -167,7 +168,7 @@ class TreeStore(VirtualStore):
 
     That is called again when the file has changed. What is open then is `StaleError`, or stays what it was. It raises
     `MetadataError` if the file is none of the format, and `CorruptionError`. The last *tail_nbytes* bytes come with the
-    request that opens a remote file.
+    request that opens a remote file. *only_zarr*: each array in it has a `zarr.json`, and none is of another format.
     """
 
     def __init__(
@@ -180,18 +181,20 @@ class TreeStore(VirtualStore):
         ttl: float,
         part: str = "member",
         tail_nbytes: int = 0,
+        only_zarr: bool = False,
     ) -> None:
         self.url = url
         self.address = home.address._replace(url=url)
         self.ttl = ttl
         self.part = part
+        self.only_zarr = only_zarr
         self._home = home
         self._name = name
         self._load = load
         self._tail_nbytes = tail_nbytes
         self._loaded: _Loaded | None = None
         self._nforgotten = 0
-        self._loading = trio.Lock()
+        self._loading = QuickLock()
         self._made: Cache[Hashable, Buffer] = Cache(len, _MAX_KEPT_NBYTES)
 
     def statistics(self) -> Mapping[str, object]:

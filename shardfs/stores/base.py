@@ -468,6 +468,10 @@ class Reader(Protocol):
     def lists(self) -> bool:
         """Whether listings show all that is stored, and not only what documents name."""
 
+    @property
+    def only_zarr(self) -> bool:
+        """Whether no directory is one of another format, so that none need be asked whether it is."""
+
     def statistics(self) -> Mapping[str, object]:
         """Return the store's counts, as plain values."""
 

@@ -1,7 +1,9 @@
 """What is in one version of an HDF5 file, as keys of Zarr."""
 
 import logging
+import math
 import os
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +37,6 @@ _MAX_NODES: Final = 2**15
 MAX_NAMES: Final = 2**20
 """How many names a group may have that is listed: they are in memory, in about 200 bytes each."""
 
-_MAX_DEPTH: Final = 64
 _MAX_NAME_NBYTES: Final = 255
 _QUICK: Final = 2**12
 """So many names, or chunks, are gone through in less time than a thread takes."""
@@ -143,21 +144,28 @@ class _ChunkTable:
             raise CorruptionError("an index of chunks has one outside of the grid")
         self._rows = rows[np.argsort(rows[:, 0], kind="stable")]
         self._positions: npt.NDArray[np.uint64] = np.ascontiguousarray(self._rows[:, 0])
+        self._places = self._positions.data  # in which a few are found sooner than NumPy begins to look
         self.nbytes = self._rows.nbytes + self._positions.nbytes
 
     def find(self, position: int) -> tuple[int, int, int] | None:
         """Return offset, size and mask of a chunk, None if it is not stored."""
-        at = int(np.searchsorted(self._positions, np.uint64(position)))
-        if at == len(self._positions) or int(self._positions[at]) != position:
+        at = bisect_left(self._places, position)
+        if at == len(self._places) or self._places[at] != position:
             return None
         offset, nbytes, mask = self._rows[at, 1:].tolist()
         return offset, nbytes, mask
 
     def below(self, start: int, length: int, step: int) -> list[int]:
         """Return which of the *length* parts, of *step* positions each, from *start* on have chunks."""
-        first, last = np.searchsorted(self._positions, np.array([start, start + length * step], np.uint64))
+        first = bisect_left(self._places, start)
+        last = bisect_left(self._places, start + length * step, first)
         found = (self._positions[first:last] - np.uint64(start)) // np.uint64(step)
         return list(np.unique(found).tolist())
+
+    def has_below(self, start: int, count: int) -> bool:
+        """Whether any of the *count* positions from *start* on has a chunk."""
+        at = bisect_left(self._places, start)
+        return at < len(self._places) and self._places[at] < start + count
 
     def positions(self) -> Iterator[int]:
         """Yield all positions."""
@@ -223,7 +231,12 @@ class Hdf5Contents:
         if found is None:
             return False
         path, array, coords = found
-        return len(coords) < len(array.grid) and (not coords or bool(await self._below(path, array, coords)))
+        if len(coords) >= len(array.grid):
+            return False
+        if not coords or not array.is_chunked:
+            return True
+        start, count = _extent(array, coords)
+        return (await self._index(path, array)).has_below(start, count)
 
     async def list(self, key: str) -> Sequence[ListedName] | None:
         """Return the names in a directory; None if there is none."""
@@ -272,31 +285,31 @@ class Hdf5Contents:
         text = self._documents.get(path)
         if text is not None:
             return InlinePart(text)
-        node = await self._known(path)
-        if node is None or (node.reason is None and node.damage is None):
-            node, text = await self._load(path)
+        node = await self._node(path)
+        if node.reason is None and node.damage is None:
+            text = self._documents.get(path)  # if the node had to be asked for
+            if text is None:
+                node, text = await self._load(path)
         if node.damage is not None:
             return BrokenPart(node.damage)
         return None if text is None else InlinePart(text)
 
     async def _node(self, path: str) -> _Hdf5Node:
-        return await self._known(path) or (await self._load(path))[0]
+        """Return what is at *path*; what is in an array, or nowhere, costs no question."""
+        node, above = _GROUP, ""
+        for name in path.split("/") if path else ():
+            if node is not _GROUP or _is_hidden(name):
+                return _NONE
+            node = await self._below_group(above, name)
+            above = join_key(above, name)
+        return node
 
-    async def _known(self, path: str) -> _Hdf5Node | None:
-        """Return what is at *path* if that costs no question, as of what is in an array, or nowhere; else None."""
-        if not path:
-            return _GROUP
-        node = self._nodes.get(path)
-        if node is not None:
-            return node
-        above, _, name = path.rpartition("/")
-        if _is_hidden(name) or path.count("/") >= _MAX_DEPTH:
-            return _NONE
-        listing = self._listings.get(above)
-        if listing is not None:
+    async def _below_group(self, path: str, name: str) -> _Hdf5Node:
+        key = join_key(path, name)
+        node = self._nodes.get(key)
+        if node is None and (listing := self._listings.get(path)) is not None:
             node = listing.nodes.get(name, _NONE)
-            return None if node is _ARRAY else node
-        return None if await self._node(above) is _GROUP else _NONE
+        return (await self._load(key))[0] if node is None or node is _ARRAY else node
 
     async def _load(self, path: str) -> tuple[_Hdf5Node, bytes | None]:
         reply = await self._library.ask("node", path=_steps(path))
@@ -450,14 +463,9 @@ class Hdf5Contents:
         length = array.grid[len(coords)]
         if not array.is_chunked:
             return range(length)
-        step = 1
-        for each in array.grid[len(coords) + 1 :]:
-            step *= each
-        position = 0
-        for at, count in zip(coords, array.grid, strict=False):
-            position = position * count + at
+        start, count = _extent(array, coords)
         index = await self._index(path, array)
-        return await _quickly(index.nbytes // 32, partial(index.below, position * length * step, length, step))
+        return await _quickly(index.nbytes // 32, partial(index.below, start, length, count // length))
 
     async def _stored(self, path: str, array: Hdf5Array) -> Iterator[Coords]:
         """Return the coordinates of all chunks that are stored."""
@@ -524,6 +532,15 @@ def _described(path: str, described: Json) -> tuple[_Hdf5Node, bytes | None]:
         raise TypeError
     names = tuple(None if name is None else str(name) for name in dimensions)
     return node, node.array.document(attributes, names)
+
+
+def _extent(array: Hdf5Array, coords: Coords) -> tuple[int, int]:
+    """Return the first position of the chunks below *coords*, and how many there are."""
+    count = math.prod(array.grid[len(coords) :])
+    start = 0
+    for at, length in zip(coords, array.grid, strict=False):
+        start = start * length + at
+    return start * count, count
 
 
 def _unravelled(position: int, grid: Sequence[int]) -> Coords:

@@ -304,6 +304,7 @@ class LocalReader:
 
     rewrites = False
     lists = True
+    only_zarr = False
 
     def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a readable directory."""

@@ -38,6 +38,7 @@ class ObjectReader:
     directory = None
     rewrites = True
     lists = True
+    only_zarr = False
 
     async def is_absent(self: _Objects, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""

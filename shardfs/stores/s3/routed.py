@@ -36,6 +36,7 @@ class RoutedStore:
 
     root = None
     directory = None
+    only_zarr = False
 
     def __init__(self, remote: S3Store) -> None:
         self.remote = remote

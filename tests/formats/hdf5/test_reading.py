@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import shardfs
-from shardfs.formats import RangePart
+from shardfs.formats import RangePart, TreeStore
 from shardfs.formats.hdf5 import process
 from shardfs.formats.hdf5.contents import Hdf5Contents
 from shardfs.stores.local.reader import LocalReader
@@ -154,3 +154,20 @@ def test_a_remote_file_takes_few_requests(tmp_path: Path) -> None:
         for row in (1, 50, 99):
             assert np.array_equal(found["g/y"][row], values[row])
         assert len(web.log) - before <= 3, "one for each chunk"
+
+
+def test_nothing_in_a_file_is_taken_for_another_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories of chunks are many, and four documents of other formats were looked for in each."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(64).reshape(4, 4, 4), chunks=(1, 1, 4))
+    opened: set[str] = set()
+    original = TreeStore.open
+
+    async def noted(store: TreeStore, key: str, **options: Any) -> Any:
+        opened.add(key.rpartition("/")[2])
+        return await original(store, key, **options)
+
+    monkeypatch.setattr(TreeStore, "open", noted)
+    with shardfs.open(tmp_path / "a.h5") as dataset:
+        assert dataset.filesystem().cat_file("x/c/2/3/0") == np.arange(44, 48).tobytes()
+    assert opened == {"zarr.json", "0"}
