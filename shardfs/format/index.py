@@ -8,7 +8,7 @@ Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format"
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import xor
@@ -287,8 +287,10 @@ class IndexLayout:
         return self.codecs.nbytes(self.nentries)
 
 
-def find_last_index(layout: IndexLayout, data: Buffer) -> int | None:
-    """Return the offset of the last valid index in *data*: a shard, and what an append left behind it.
+def find_last_index(layout: IndexLayout, nbytes: int, read: Callable[[int, int], Buffer]) -> int | None:
+    """Return the offset of the last valid index in *nbytes* bytes: a shard, and what an append left behind it.
+
+    *read* returns some of them, by offset and size; it is asked for a few MB at a time, from the end backwards.
 
     An index is valid if its checksums match and every entry is empty or within the bytes before it. It may be at any
     offset; the search time depends only on its distance from the end. Returns None if there is none. Raises
@@ -296,21 +298,20 @@ def find_last_index(layout: IndexLayout, data: Buffer) -> int | None:
     """
     if layout.at_start or not layout.codecs.checksums:
         raise ValueError("only an index at the end, with a checksum, can be searched for")
-    shard = np.frombuffer(data, dtype=np.uint8)
-    stop = len(shard) - layout.nbytes + 1
+    stop = nbytes - layout.nbytes + 1
     window = _Window(ENTRY_NBYTES * layout.nentries)
     while stop > 0:
         start = max(stop - _ROW * _ROWS, 0)
-        for offset in window.matches(shard, start, stop)[::-1].tolist():
-            if _is_index(layout, shard, offset):
-                return int(offset)
+        block = np.frombuffer(read(start, stop - 1 + layout.nbytes - start), dtype=np.uint8)
+        for offset in window.matches(block, stop - start)[::-1].tolist():
+            if _is_index(layout, block[offset : offset + layout.nbytes].tobytes(), start + offset):
+                return int(start + offset)
         stop = start
     return None
 
 
-def _is_index(layout: IndexLayout, shard: npt.NDArray[np.uint8], offset: int) -> bool:
+def _is_index(layout: IndexLayout, encoded: bytes, offset: int) -> bool:
     try:
-        encoded = shard[offset : offset + layout.nbytes].tobytes()
         index = layout.codecs.decode(encoded, layout.chunks_per_shard, shard_nbytes=offset)
     except CorruptionError:
         return False
@@ -331,30 +332,30 @@ class _Window:
         self._taken_out = np.array([_apply(self._leaving, int(x)) for x in self._taken_in], dtype=np.uint32)
         self._zeros = _apply(self._leaving, _ONES) ^ _ONES
 
-    def matches(self, shard: npt.NDArray[np.uint8], start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the offsets of matching windows from *start* to before *stop*."""
-        count, nbytes = stop - start, self._nbytes
+    def matches(self, block: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.int64]:
+        """Return the offsets of matching windows among the first *count* offsets."""
+        nbytes = self._nbytes
         rows = -(-count // _ROW)
         changes = np.zeros(rows * _ROW, dtype=np.uint32)
-        changes[:count] = self._taken_in[shard[start + nbytes : stop + nbytes]] ^ self._taken_out[shard[start:stop]]
+        changes[:count] = self._taken_in[block[nbytes : count + nbytes]] ^ self._taken_out[block[:count]]
         columns = np.ascontiguousarray(changes.reshape(rows, _ROW).T)
-        state = np.array(list(self._row_states(shard, start, stop)), dtype=np.uint32)
+        state = np.array(list(self._row_states(block, count)), dtype=np.uint32)
         for column in columns:
             # Each column is replaced by the checksums at its positions once it is not needed any more.
             following = self._taken_in[state & 0xFF] ^ (state >> 8) ^ column
             column[:] = state
             state = following
         checksums = columns.T.reshape(-1)[:count] ^ np.uint32(self._zeros)
-        stored = np.ndarray((count,), dtype="<u4", buffer=shard, offset=start + nbytes, strides=(1,))
-        return start + np.flatnonzero(checksums == stored)
+        stored = np.ndarray((count,), dtype="<u4", buffer=block, offset=nbytes, strides=(1,))
+        return np.flatnonzero(checksums == stored)
 
-    def _row_states(self, shard: npt.NDArray[np.uint8], start: int, stop: int) -> Iterator[int]:
-        """Yield the checksum of the window at *start* and at the start of every following row."""
-        state = _linear(shard[start : start + self._nbytes])
+    def _row_states(self, block: npt.NDArray[np.uint8], count: int) -> Iterator[int]:
+        """Yield the checksum of the first window, and of that at the start of every following row."""
+        state = _linear(block[: self._nbytes])
         yield state
-        for row in range(start + _ROW, stop, _ROW):
-            left = _linear(shard[row - _ROW : row])
-            state = _linear(shard[row - _ROW + self._nbytes : row + self._nbytes], state)
+        for row in range(_ROW, count, _ROW):
+            left = _linear(block[row - _ROW : row])
+            state = _linear(block[row - _ROW + self._nbytes : row + self._nbytes], state)
             state ^= _apply(self._leaving, left)
             yield state
 

@@ -5,8 +5,7 @@ import time
 import zlib
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -370,11 +369,6 @@ class InlineSnapshot:
         """Return *nbytes* bytes from *offset*."""
         return MemoryContent(memoryview(self._data)[offset : offset + nbytes])
 
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Return all bytes."""
-        yield memoryview(self._data)
-
     def expect(self, offset: int, nbytes: int) -> None:
         """Do nothing: the bytes are here."""
 
@@ -444,12 +438,6 @@ class PartSnapshot:
         """Return *nbytes* bytes from *offset*, to be read later."""
         return self._whole.content(self._start + offset, nbytes)
 
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Return all bytes."""
-        with self._whole.mapped() as view:
-            yield view[self._start : self._start + self.size]
-
     def expect(self, offset: int, nbytes: int) -> None:
         """Announce that bytes will probably be read soon."""
         self._whole.expect(self._start + offset, nbytes)
@@ -492,11 +480,6 @@ class MadeSnapshot:
 
     def _read_blocking(self, offset: int, nbytes: int) -> Buffer:
         return trio.from_thread.run(self.read, offset, nbytes)
-
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Refuse: nothing searches what is made."""
-        raise StoreError("bytes that are made cannot be mapped")
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Do nothing: it is made when it is read."""

@@ -4,7 +4,7 @@ import enum
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
@@ -183,9 +183,6 @@ class Snapshot(Protocol):
 
         Reading it raises the errors of `read`.
         """
-
-    def mapped(self) -> AbstractContextManager[memoryview]:
-        """Return all bytes of this version, for commands that search them."""
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Announce that *nbytes* bytes from *offset* will probably be read soon, in order."""

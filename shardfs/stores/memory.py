@@ -2,10 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from mmap import PROT_READ, mmap
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer, Content, in_pieces
@@ -38,16 +36,6 @@ class Slice:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset* of them."""
         return self.source(self.start + offset, nbytes)
-
-
-@contextmanager
-def map_file(fd: int, nbytes: int) -> Iterator[memoryview]:
-    """Map the first *nbytes* bytes of a file into memory."""
-    if not nbytes:  # an empty mapping is not possible
-        yield memoryview(b"")
-        return
-    with mmap(fd, nbytes, prot=PROT_READ) as mapping, memoryview(mapping) as view:
-        yield view
 
 
 class JoinedContent:

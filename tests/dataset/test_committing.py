@@ -24,6 +24,7 @@ from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import Payload, Put, UndoRecord
 from shardfs.dataset.journal.recovery import opened, read_left, replay
 from shardfs.dataset.layout import ShardQueue
+from shardfs.dataset.maintenance import recover
 from shardfs.dataset.maintenance.recover import Leftover, find_torn, recover_source, repair, show_source
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.errors import (
@@ -35,7 +36,8 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.stores.base import Descriptor, Splice, Stat, Store
+from shardfs.format.index import IndexLayout
+from shardfs.stores.base import Descriptor, Snapshot, Splice, Stat, Store
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemoryContent
@@ -136,6 +138,29 @@ async def test_a_shard_that_was_mended_meanwhile_is_not_cut(arrays: Path) -> Non
     with pytest.raises(StaleError):
         await repair(process.writing.source, torn[0], ".shardfs/0/torn")
     assert len(shard.read_bytes()) == len(whole) + 4
+
+
+@in_trio
+async def test_a_shard_that_is_cut_while_an_older_index_is_looked_for_stops_no_search(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by its writer, which takes back an append that failed."""
+    for path in ("end", "nested"):
+        await tear(arrays, path, monkeypatch)  # which undoes the one before
+    with (arrays / "end/c/0").open("ab") as file:
+        file.write(b"torn")
+    search = recover._search
+
+    def cut(layout: IndexLayout, snapshot: Snapshot) -> int | None:
+        os.truncate(arrays / "end/c/0", 100)
+        return search(layout, snapshot)
+
+    monkeypatch.setattr(recover, "_search", cut)
+    source = Source.of(LocalStore(str(arrays)))
+    found = {torn.key: (torn.stop, torn.reason) async for torn in find_torn(source, [])}
+    assert found["end/c/0"][0] is None
+    assert "an older index cannot be looked for" in found["end/c/0"][1]
+    assert found["nested/c/0"][0] is not None
 
 
 @pytest.mark.slow

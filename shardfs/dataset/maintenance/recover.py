@@ -116,16 +116,19 @@ async def find_torn(source: Source, findings: Findings, progress: Progress = no_
         elif not level.index_codecs.checksums:
             reason += "; it cannot be repaired: its index has no checksum to recognize an older one by"
         else:
-            offset = await trio.to_thread.run_sync(_search, layout, snapshot)
-            stop = offset + layout.nbytes if offset is not None else None
-            reason += "; there is no valid index in it" if stop is None else ""
+            try:
+                offset = await trio.to_thread.run_sync(_search, layout, snapshot)
+            except ShardfsError as error:  # whoever writes it may take back what is torn at this moment
+                reason += f"; an older index cannot be looked for: {error}"
+            else:
+                stop = offset + layout.nbytes if offset is not None else None
+                reason += "; there is no valid index in it" if stop is None else ""
         yield TornShard(array, shard, key, snapshot, reason, stop)
 
 
 def _search(layout: IndexLayout, snapshot: Snapshot) -> int | None:
     """Return the offset of the last valid index in a shard."""
-    with snapshot.mapped() as data:
-        return find_last_index(layout, data)
+    return find_last_index(layout, snapshot.size, snapshot.content(0, snapshot.size).read)
 
 
 def _is_no_index(level: ShardingLevel, index: ShardIndex) -> bool:

@@ -302,16 +302,16 @@ async def has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> 
 
 def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
     """Whether an older index in a shard names a chunk at its beginning."""
-    with opened.snapshot.mapped() as data:
-        stop = opened.index_offset
-        while stop > 0:
-            offset = find_last_index(layout, data[:stop])
-            if offset is None:
-                return False
-            index = layout.codecs.decode(bytes(data[offset : offset + layout.nbytes]), layout.chunks_per_shard, offset)
-            if index.first_live_byte == 0:
-                return True
-            stop = offset + layout.nbytes - 1
+    content = opened.snapshot.content(0, opened.snapshot.size)
+    stop = opened.index_offset
+    while stop > 0:
+        offset = find_last_index(layout, stop, content.read)
+        if offset is None:
+            return False
+        index = layout.codecs.decode(bytes(content.read(offset, layout.nbytes)), layout.chunks_per_shard, offset)
+        if index.first_live_byte == 0:
+            return True
+        stop = offset + layout.nbytes - 1
     return False
 
 

@@ -3,8 +3,8 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -50,7 +50,7 @@ from shardfs.stores.local.syscalls import (
     translate,
     translated,
 )
-from shardfs.stores.memory import Slice, map_file
+from shardfs.stores.memory import Slice
 from shardfs.stores.parallel import Threads
 
 _ATTEMPTS: Final = 8
@@ -149,12 +149,6 @@ class LocalSnapshot:
     def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, to be read later."""
         return Slice(self.read_blocking, offset, nbytes)
-
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Map the file into memory, to search it; only for commands: if the file is truncated, the process dies."""
-        with map_file(self._descriptor.fd, self.size) as view:
-            yield view
 
     async def distrust(self, offset: int, nbytes: int) -> bool:
         """Return False: nothing is kept here."""

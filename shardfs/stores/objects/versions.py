@@ -6,7 +6,6 @@ waits for it any more.
 """
 
 import copy
-import tempfile
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ import trio
 
 from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kind, Stat
-from shardfs.stores.memory import Slice, map_file
+from shardfs.stores.memory import Slice
 from shardfs.stores.objects.disk_cache import DiskCache
 from shardfs.stores.objects.heads import (
     Absent,
@@ -68,7 +67,6 @@ _AHEAD_NBYTES: Final = 2**20
 _MAX_WAITING_NBYTES: Final = 64 * 2**20
 """How many bytes wait for the local disk at most, about: what comes beyond is not kept there."""
 
-_DOWNLOAD_NBYTES: Final = 16 * 2**20
 
 _Client = TypeVar("_Client", bound=Requests, covariant=True)
 _VersionId = tuple[str, str]
@@ -593,20 +591,6 @@ class ObjectSnapshot:
     def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, to be read later, by one request each time."""
         return Slice(self.read_blocking, offset, nbytes)
-
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Download the object into a nameless file and map that into memory; blocks."""
-        with tempfile.TemporaryFile() as file:
-            for offset in range(0, self.size, _DOWNLOAD_NBYTES):
-                piece = self.read_blocking(offset, min(_DOWNLOAD_NBYTES, self.size - offset))
-                try:
-                    file.write(piece)
-                    file.flush()
-                except OSError as error:
-                    raise StoreError(f"{self.key} cannot be kept in a temporary file: {error.strerror}") from None
-            with map_file(file.fileno(), self.size) as view:
-                yield view
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Note that *nbytes* bytes from *offset* will probably be read soon, in order."""
