@@ -57,7 +57,6 @@ from shardfs.format.sharding import ShardGrid, ShardingLevel
 from shardfs.formats.single import SingleFile
 from shardfs.formats.virtual import (
     MAX_MADE_NBYTES,
-    BlockingFile,
     BrokenPart,
     FileContents,
     InlinePart,
@@ -77,7 +76,6 @@ __all__ = [
     "MAX_MADE_NBYTES",
     "NEW_GROUP",
     "NO_INDEX",
-    "BlockingFile",
     "BrokenPart",
     "Buffer",
     "Candidate",

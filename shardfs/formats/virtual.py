@@ -1,10 +1,8 @@
 """Sources whose files are parts of other files, or are made of them: what others ask of these, and one ready-made."""
 
-import io
 import time
 import zlib
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +32,6 @@ MAX_MADE_NBYTES: Final = 2**30
 
 _MAX_KEPT_NBYTES: Final = 64 * 2**20
 _LARGE_NBYTES: Final = 256 * 2**10
-_PAGE_NBYTES: Final = 64 * 2**10
-_MAX_PAGES: Final = 256
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 B = TypeVar("B", bound=Buffer)
@@ -495,62 +491,3 @@ class MadeSnapshot:
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Return False: what is made does not grow."""
         return False
-
-
-class BlockingFile(io.RawIOBase):
-    """A version of a file for libraries that want an open file: to be used in a worker thread, `trio.to_thread`.
-
-    It reads pages, of which it keeps some, so that small reads cost few requests. Reading raises what `Snapshot.read`
-    does: `StaleError`, if the file has changed.
-    """
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__()
-        self._content = snapshot.content(0, snapshot.size)
-        self._at = 0
-        self._pages: OrderedDict[int, Buffer] = OrderedDict()
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.nbytes}[whence]
-        self._at = max(base + offset, 0)
-        return self._at
-
-    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
-        """Read some bytes into *buffer*; 0 at the end."""
-        into = memoryview(buffer).cast("B")
-        nbytes = min(len(into), max(self._content.nbytes - self._at, 0))
-        done = 0
-        if nbytes > _PAGE_NBYTES:
-            into[:nbytes] = self._content.read(self._at, nbytes)
-            done = nbytes
-        while done < nbytes:
-            number, start = divmod(self._at + done, _PAGE_NBYTES)
-            part = memoryview(self._page(number))[start : start + nbytes - done]
-            into[done : done + len(part)] = part
-            done += len(part)
-        self._at += nbytes
-        return nbytes
-
-    def _page(self, number: int) -> Buffer:
-        page = self._pages.get(number)
-        if page is None:
-            start = number * _PAGE_NBYTES
-            page = self._pages[number] = self._content.read(start, min(_PAGE_NBYTES, self._content.nbytes - start))
-            if len(self._pages) > _MAX_PAGES:
-                self._pages.popitem(last=False)
-        else:
-            self._pages.move_to_end(number)
-        return page

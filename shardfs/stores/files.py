@@ -12,7 +12,7 @@ AnyLocation = str | S3Location | CloudLocation
 
 
 class TargetFiles(Protocol):
-    """TargetFiles below a root, opened by names that are known otherwise."""
+    """Files below a root, opened by names that are known otherwise."""
 
     @property
     def address(self) -> Address:

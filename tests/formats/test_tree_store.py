@@ -25,7 +25,6 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.formats import (
-    BlockingFile,
     BrokenPart,
     FileSource,
     Format,
@@ -99,15 +98,7 @@ class Box(Format):
 
     async def load(self, snapshot: Snapshot) -> Boxed:
         self.loaded += 1
-        data = await trio.to_thread.run_sync(self._header, snapshot)
-        return Boxed(snapshot, json.loads(data), self.made)
-
-    @staticmethod
-    def _header(snapshot: Snapshot) -> bytes:
-        with BlockingFile(snapshot) as file:
-            data = file.read(HEAD)
-        assert data is not None
-        return data
+        return Boxed(snapshot, json.loads(bytes(await snapshot.read(0, HEAD))), self.made)
 
     def open(self, source: FileSource) -> Reader:
         return TreeStore(source.url, source.files, source.name, self.load, ttl=source.ttl)
@@ -402,30 +393,6 @@ async def test_a_file_that_is_removed_is_an_error_and_not_a_tree_without_keys(tm
         assert not isinstance(raised.value, NotFoundError)
     with pytest.raises(SourceError):
         await opened(path, Box()).check()
-
-
-@in_trio
-async def test_a_blocking_file_reads_as_any_file(tmp_path: Path) -> None:
-    data = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8).tobytes()
-    (tmp_path / "a").write_bytes(data)
-    snapshot = await LocalReader(str(tmp_path)).open("a")
-
-    def compare() -> None:
-        with BlockingFile(snapshot) as file, (tmp_path / "a").open("rb") as other:
-            for offset, nbytes in (
-                (0, 10),
-                (65530, 12),
-                (299_990, 100),
-                (70_000, 200_000),
-                (400_000, 5),
-                (131_072, 65536),
-            ):
-                assert file.seek(offset) == other.seek(offset) == file.tell()
-                assert file.read(nbytes) == other.read(nbytes)
-            assert file.seek(-5, os.SEEK_END) == 299_995
-            assert file.read() == data[-5:]
-
-    await trio.to_thread.run_sync(compare)
 
 
 ARRAY = {

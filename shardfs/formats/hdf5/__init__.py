@@ -2,7 +2,7 @@
 
 - the process in which h5py and libhdf5 run, beside shardfs: `library`, and its other end, `process`
 - a dataset as an array, and its filters as codecs: `arrays`, `filters`
-- the keys: `contents`
+- groups and datasets, by keys of Zarr: `nodes`
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ import trio
 
 from shardfs.errors import SourceError
 from shardfs.formats import Candidate, FileSource, Format, TreeStore
-from shardfs.formats.hdf5.contents import Hdf5Contents
+from shardfs.formats.hdf5.nodes import Hdf5Contents
 from shardfs.stores.base import Reader, Snapshot
 from shardfs.stores.url import how_to_install
 

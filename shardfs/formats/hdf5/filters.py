@@ -37,7 +37,7 @@ _REFUSED: Final = {
     32024: "sz3",
     32026: "blosc2",
 }
-"""Hdf5Filters for which Zarr has no codec that reads the same bytes."""
+"""Filters for which Zarr has no codec that reads the same bytes."""
 
 _MAX_BLOCK: Final = 65535  # of deflate
 _MAX_ZSTD_BLOCK: Final = 2**17

@@ -23,7 +23,7 @@ _IN_RECORDS: Final = (".parq", ".parquet")
 
 
 class ReferencesFormat(Format):
-    """TargetFiles of JSON, and directories of Parquet."""
+    """References of kerchunk: a file of JSON, or a directory of Parquet."""
 
     name = "references"
     suffixes = (".json",)

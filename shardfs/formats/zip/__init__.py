@@ -4,8 +4,8 @@ from functools import partial
 from typing import Final
 
 from shardfs.formats import Candidate, FileSource, Format, Reader, TreeStore
-from shardfs.formats.zip.contents import load
 from shardfs.formats.zip.directory import TAIL_NBYTES
+from shardfs.formats.zip.members import load
 
 _FIRST: Final = (b"PK\x03\x04", b"PK\x05\x06")
 

@@ -8,7 +8,7 @@
 | `pyramid` | images of OME-Zarr: levels, channels, labels |
 | `colors`, `picture`, `plots` | from numbers to PNG and SVG |
 | `scene`, `planes` | what one request shows, and the answers to requests |
-| `html`, `form`, `describe`, `tables`, `contents`, `viewers`, `page` | HTML: a page and its parts |
+| `html`, `form`, `describe`, `tables`, `group`, `viewers`, `page` | HTML: a page and its parts |
 
 The server computes everything; `page.js` asks for it again, and puts it where the server says. What is pure has no
 `async`.

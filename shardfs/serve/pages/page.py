@@ -25,9 +25,8 @@ from shardfs.format.lens.v3 import inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.serve.exchange import ClientError, Connection, Exchange, only
 from shardfs.serve.files import is_answered
-from shardfs.serve.pages import contents, form, html
+from shardfs.serve.pages import form, group, html
 from shardfs.serve.pages.axes import foresee_axes
-from shardfs.serve.pages.contents import PageLimits
 from shardfs.serve.pages.describe import (
     attributes,
     dimensions_of,
@@ -37,6 +36,7 @@ from shardfs.serve.pages.describe import (
     stored_of,
     title_of,
 )
+from shardfs.serve.pages.group import PageLimits
 from shardfs.serve.pages.html import text
 from shardfs.serve.pages.pyramid import image_in, label_paths
 from shardfs.serve.pages.query import Query
@@ -143,7 +143,7 @@ class PageBuilder:
     async def contents(self, exchange: Exchange, path: str, *, counts: bool) -> None:
         """Send what the page of a group asks for when it is there."""
         most = _MAX_COUNTED if self._is_local else 10 * _MAX_COUNTED  # a listing has a thousand
-        await contents.show(exchange, self._source, self.decoded, path, most, counts or self._is_local)
+        await group.show(exchange, self._source, self.decoded, path, most, counts or self._is_local)
 
     async def _page(
         self, client: Connection, address: PageAddress, nonce: str, batches: AsyncIterator[list[Listed]]
@@ -325,18 +325,18 @@ class PageBuilder:
 
         Over HTTP, it finds the variables that consolidated metadata describes, and their dimensions need names.
         """
-        group, name = node, None
+        dataset, name = node, None
         if isinstance(node.metadata, ArrayMetadata):
-            above, _, name = node.path.rpartition("/")
-            group = await self._source.hierarchy.node(above)
-        is_large = group.document is None or len(group.document) > LARGE_NBYTES
-        stored = group.stored if group.copies and not is_large else None
+            parent, _, name = node.path.rpartition("/")
+            dataset = await self._source.hierarchy.node(parent)
+        is_large = dataset.document is None or len(dataset.document) > LARGE_NBYTES
+        stored = dataset.stored if dataset.copies and not is_large else None
         copies = inline_copies(stored.document) or {} if isinstance(stored, GroupMetadata) else {}
         arrays = {path: copy for path, copy in copies.items() if "/" not in path and isinstance(copy, dict)}
         arrays = {path: copy for path, copy in arrays.items() if copy.get("node_type") == "array"}
         names = [copy.get("dimension_names") or [None] * len(copy.get("shape", [])) for copy in arrays.values()]
         is_found = bool(arrays) if name is None else name in arrays
-        return group.path if is_found and all(None not in each for each in names) else None
+        return dataset.path if is_found and all(None not in each for each in names) else None
 
     async def _labels(self, node: Node) -> list[str]:
         own = image_in(node)
@@ -377,7 +377,7 @@ class PageBuilder:
         if node is not None:
             if isinstance(node.metadata, GroupMetadata):
                 target = quote(os.fsencode(address.path), safe="/")
-                yield contents.dataset(nodes, address.up, target, limits, is_image=is_picture)
+                yield group.dataset(nodes, address.up, target, limits, is_image=is_picture)
             yield openers + self._said(node)
         if len(directories) > most and not is_array:
             rest = f"Of {len(directories):,} directories, the first {most:,} are looked at to say what they are."

@@ -143,5 +143,5 @@ class CloudLocation:
         return f"{self.url}/{name.removesuffix('/')}" if key else self.url
 
     def full(self, key: str) -> str:
-        """Return the key for a client of obstore: that of a web server begins where the source does."""
+        """Return the key as the service knows it, which in a bucket begins at its root."""
         return f"{self.prefix}/{key}" if self.prefix and not self.is_web else key

@@ -1,4 +1,4 @@
-"""TargetFiles of values by id: meshes, skeletons and annotations, which are stored in shards and only read.
+"""Files of values by id: meshes, skeletons and annotations, which are stored in shards and only read.
 
 There are too many ids to compute inode numbers from them, so each file that is known has a row in the table.
 """

@@ -17,8 +17,8 @@ import trio
 import shardfs
 from shardfs.errors import CorruptionError, NotFoundError, OversizedDataError, ShardfsError, StoreError
 from shardfs.formats import InlinePart, TreeStore
-from shardfs.formats.hdf5 import contents, process
-from shardfs.formats.hdf5.contents import Hdf5Contents
+from shardfs.formats.hdf5 import nodes, process
+from shardfs.formats.hdf5.nodes import Hdf5Contents
 from shardfs.formats.hdf5.process import LibraryProcess
 from shardfs.stores.base import Kind
 from shardfs.stores.local.reader import LocalReader
@@ -458,7 +458,7 @@ async def test_names_that_no_file_can_have_are_hidden_and_logged(
 async def test_more_names_than_are_kept_in_memory_are_an_error_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "MAX_NAMES", 10)
+    monkeypatch.setattr(nodes, "MAX_NAMES", 10)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for number in range(11):
             file[f"g/{number}"] = number
@@ -473,7 +473,7 @@ async def test_more_names_than_are_kept_in_memory_are_an_error_that_says_so(
 async def test_of_many_arrays_those_that_are_not_remembered_are_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "_MAX_NODES", 10)
+    monkeypatch.setattr(nodes, "_MAX_NODES", 10)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for number in range(25):
             file[f"g/{number:02}"] = np.arange(3)

@@ -12,7 +12,7 @@ import zarr
 import shardfs
 from shardfs.formats import RangePart, TreeStore
 from shardfs.formats.hdf5 import process
-from shardfs.formats.hdf5.contents import Hdf5Contents
+from shardfs.formats.hdf5.nodes import Hdf5Contents
 from shardfs.stores.local.reader import LocalReader
 from tests.support.opened import in_trio, session
 from tests.support.web_server import web_server

@@ -24,8 +24,8 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.formats import TreeStore, VirtualStore
-from shardfs.formats.zip.contents import load
 from shardfs.formats.zip.directory import TAIL_NBYTES, DirectoryParser, find_directory
+from shardfs.formats.zip.members import load
 from shardfs.stores.base import Buffer, Kind
 from shardfs.stores.local.reader import LocalReader
 from tests.support.opened import in_trio

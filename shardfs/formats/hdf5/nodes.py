@@ -27,15 +27,15 @@ DOCUMENT: Final = "zarr.json"
 CHUNKS: Final = "c"
 
 MAX_CHUNKS: Final = 2**23
-"""How many stored chunks an array may have: those of one are in memory at a time, in 24 bytes each."""
+"""How many stored chunks an array may have: those of one are in memory at a time, and each takes 24 bytes."""
 
 _MAX_INDEXES_NBYTES: Final = 256 * 2**20
 _MAX_TEXTS_NBYTES: Final = 32 * 2**20
 _MAX_NODES: Final = 2**15
-"""Of how many names it is remembered what they are, in about 1.5 kB each."""
+"""Of how many names it is remembered what they are, which takes about 1.5 kB each."""
 
 MAX_NAMES: Final = 2**20
-"""How many names a group may have that is listed: they are in memory, in about 200 bytes each."""
+"""How many names a group may have that is listed: they are in memory, where each takes about 200 bytes."""
 
 _MAX_NAME_NBYTES: Final = 255
 _QUICK: Final = 2**12
