@@ -119,6 +119,8 @@ async def verify_source(
     is_virtual = isinstance(source.store, VirtualStore)
     if isinstance(source.store, VirtualStore):
         await _check_parts(source.store, report, progress, data=data)
+        async for key, reason in source.store.skipped():
+            report.unchecked.append({"array": key, "reason": f"it is not shown: {reason}"})
 
     async def nodes() -> AsyncIterator[Node]:
         async for node in array_nodes(source) if is_virtual else some_arrays(source):

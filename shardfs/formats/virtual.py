@@ -126,6 +126,11 @@ class VirtualStore(ObjectReader):
         """Say what a user should know who mounts the source; None if that is nothing."""
         return None
 
+    async def skipped(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield all that is in the source and is not shown, each by its key, with the reason, as `verify` names it."""
+        for nothing in list[tuple[str, str]]():
+            yield nothing
+
 
 class FileContents(Protocol):
     """What is in one version of a source, as a tree of keys, such as `group/array/c/0/1`.
@@ -150,6 +155,9 @@ class FileContents(Protocol):
 
     async def note(self) -> str | None:
         """Say what a user should know who mounts the source: what of it is skipped; None if that is nothing."""
+
+    def skipped(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield all that is skipped, each by its key, with the reason; nothing if `note` says it all."""
 
 
 class _Loaded(NamedTuple):
@@ -319,6 +327,11 @@ class TreeStore(VirtualStore):
     async def note(self) -> str | None:
         """Say what is skipped."""
         return await (await self._current()).contents.note()
+
+    async def skipped(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield what is skipped."""
+        async for key, reason in (await self._current()).contents.skipped():
+            yield key, reason
 
     async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
         """Return where in the file the bytes of *key* are, or the bytes themselves; None if they are made."""

@@ -77,6 +77,9 @@ class Boxed:
     async def note(self) -> str | None:
         return "nobody knows what broken is"
 
+    async def skipped(self) -> AsyncIterator[tuple[str, str]]:
+        yield "left/out", "nobody wants it"
+
     def _keys(self) -> list[str]:
         return ["inline", "broken", *self._header]
 
@@ -131,6 +134,7 @@ async def test_keys_are_ranges_bytes_and_what_is_made(tmp_path: Path) -> None:
     store = opened(tmp_path / "a.box", box, ttl=60)
     assert sorted(await store.check() or ()) == [("a", Kind.DIRECTORY), ("broken", Kind.FILE), ("inline", Kind.FILE)]
     assert await store.note() == "nobody knows what broken is"
+    assert [each async for each in store.skipped()] == [("left/out", "nobody wants it")]
     assert [name.name for name in await store.list("a")] == ["b", "two", "~"]
     assert (await store.stat("a/b")).kind is Kind.DIRECTORY
     assert ((await store.stat("a/two")).kind, (await store.stat("a/two")).size) == (Kind.FILE, 5)

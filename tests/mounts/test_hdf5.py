@@ -98,6 +98,8 @@ def test_every_command_takes_it(tmp_path: Path) -> None:
     assert "shardfs mount" in succeed("info", "--tools", source)
     verified = run_json("verify", "--data", "--json", source)
     assert verified["parts"] > 60
+    reason = "it is not shown: Zarr has no codec for the filter scale-offset (6)"
+    assert {"array": "skipped", "reason": reason} in verified["unchecked"]
     for words in (["pack"], ["unpack"], ["unpack", "--view=v2"]):
         copy = tmp_path / "_".join(words)
         succeed(*words, source, copy)
@@ -105,6 +107,24 @@ def test_every_command_takes_it(tmp_path: Path) -> None:
         for path, expected in values.items():
             np.testing.assert_array_equal(zarr.open_array(str(copy / path), mode="r")[()], expected)
     assert zarr.open_array(str(tmp_path / "pack/group/gzip"), mode="r").shards is not None
+
+
+def test_verify_names_what_is_damaged_and_all_that_is_skipped(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in range(5):
+            file[f"g/{number}"] = h5py.ExternalLink("other.h5", "/x")
+        file["g/damaged"] = np.arange(3)
+        at = h5py.h5o.get_info(file["g/damaged"].id).addr
+    with (tmp_path / "a.h5").open("r+b") as raw:
+        raw.seek(at)
+        raw.write(b"\xff" * 16)
+    done = run("verify", "--json", tmp_path / "a.h5")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    reason = "it is not shown: it is a link to another file"
+    assert found["unchecked"] == [{"array": f"g/{number}", "reason": reason} for number in range(5)]
+    named = [(problem["shard"], problem["document"]) for problem in found["problems"]]
+    assert named == [("g/damaged/zarr.json", None), (None, "g/damaged")]
 
 
 def test_references_to_it_are_read_without_shardfs(tmp_path: Path) -> None:

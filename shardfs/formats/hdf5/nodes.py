@@ -4,8 +4,9 @@ import logging
 import math
 import os
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -115,6 +116,14 @@ class _NamesTaken:
         """Return the names that are shown."""
         return [ListedName(name, Kind.DIRECTORY) for name, node in self.nodes.items() if node.reason is None]
 
+    def skipped(self, path: str) -> Iterator[tuple[str, str]]:
+        """Yield the names in the group *path* that are not shown, each with the reason."""
+        for name in self.hidden:
+            yield join_key(path, name), "no file can have this name"
+        for name, node in self.nodes.items():
+            if node.reason is not None and node.reason != _HIDDEN:
+                yield join_key(path, name), node.reason
+
 
 class _ChunksTaken:
     """Rows of a `_ChunkTable`."""
@@ -194,22 +203,31 @@ class Hdf5Contents:
         """Say what is skipped, of the first names of the file; None if that is nothing."""
         skipped: list[str] = []
         nlooked = 0
-        pending = [""]
-        while pending and nlooked < _MAX_NOTED:
-            path = pending.pop(0)
-            names = await self._names(path)
-            nlooked += len(names.nodes) + len(names.hidden)
-            skipped += [f"{join_key(path, name)} (no file can have this name)" for name in names.hidden]
-            for name, node in names.nodes.items():
-                key = join_key(path, name)
-                if node.reason is not None and node.reason != _HIDDEN:
-                    skipped.append(f"{key} ({node.reason})")
-                elif node is _GROUP:
-                    pending.append(key)
+        async with aclosing(self._groups()) as groups:
+            async for path, names in groups:
+                skipped += [f"{key} ({reason})" for key, reason in names.skipped(path)]
+                nlooked += len(names.nodes) + len(names.hidden)
+                if nlooked >= _MAX_NOTED:
+                    break
         if not skipped:
             return None
         more = f", and {len(skipped) - 3:,} more" if len(skipped) > 3 else ""
         return f"skipped, as Zarr has no form for it: {'; '.join(skipped[:3])}{more}"
+
+    async def skipped(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield all names that are skipped, each with the reason."""
+        async for path, names in self._groups():
+            for skipped in names.skipped(path):
+                yield skipped
+
+    async def _groups(self) -> AsyncGenerator[tuple[str, _NamesTaken]]:
+        """Yield all groups, with what is in them."""
+        pending = deque([""])
+        while pending:
+            path = pending.popleft()
+            names = await self._names(path)
+            pending += [join_key(path, name) for name, node in names.nodes.items() if node is _GROUP]
+            yield path, names
 
     # What the keys are.
 

@@ -129,6 +129,11 @@ class ZipContents:
         refused = await trio.to_thread.run_sync(lambda: [*self._members.refused()])
         return "; ".join([*(f"not shown are {what}" for what in self._members.hidden), *refused]) or None
 
+    async def skipped(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield nothing: `note` says it all, as only the first names are kept of those that are hidden."""
+        for nothing in list[tuple[str, str]]():
+            yield nothing
+
     async def _range(self, key: str, number: int) -> RangePart:
         """Return where the bytes of a stored member are; raises `CorruptionError`."""
         start = await self._start(key, number)
