@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -75,10 +76,11 @@ class Web:
     token: str = "a-token"
     page: int = 1000
     nlistings: int = 0
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def asked(self) -> list[tuple[str, str, str]]:
         """The requests since the last call."""
@@ -299,12 +301,14 @@ def _etag(file: Path) -> str:
 
 
 @contextmanager
-def web_server(root: Path) -> Iterator[Web]:
-    """Serve the files below *root* for the length of a block."""
-    web = Web(root)
+def web_server(root: Path, tls: ssl.SSLContext | None = None) -> Iterator[Web]:
+    """Serve the files below *root* for the length of a block; with *tls*, as https."""
+    web = Web(root, scheme="https" if tls else "http")
     handler = type("Handler", (_Handler,), {"web": web})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         web.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
