@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import trio
@@ -82,6 +83,16 @@ def _damaged(data: bytes, edits: Sequence[Edit], end: float | None) -> bytes:
     for edit in edits:
         data = edit.apply(data)
     return data if end is None else data[: math.ceil(end * len(data))]
+
+
+def _in_place(data: bytes, edits: Sequence[Edit]) -> list[Edit]:
+    """Return *edits* that go over bytes which are no zeros, as most are where nothing is."""
+    used = np.flatnonzero(np.frombuffer(data, np.uint8))
+    found = []
+    for edit in edits:
+        part = edit.location / 48 if isinstance(edit.location, int) else edit.location
+        found.append(Edit(int(used[int(part * len(used))]), edit.data, is_inserted=False))
+    return found
 
 
 def _settings(nexamples: int, number: int | None) -> settings:
@@ -212,11 +223,36 @@ def write_zip(path: Path) -> None:
     shutil.rmtree(path / "loose")
 
 
+def write_hdf5(path: Path, libver: str = "earliest") -> None:
+    """An HDF5 file with groups, links, attributes, and arrays of several layouts and types, as *libver* has them."""
+    import h5py
+
+    path.mkdir()
+    with h5py.File(path / "data.h5", "w", libver=libver) as file:
+        file.attrs["title"] = "a test"
+        packed = {"chunks": (4, 3), "compression": "gzip", "shuffle": True, "fletcher32": True}
+        file.create_dataset("g/packed", data=np.arange(60.0).reshape(10, 6), **packed)
+        file.create_dataset("g/rows", data=np.arange(40).reshape(10, 4), chunks=(2, 4), maxshape=(None, 4))
+        file.create_dataset("g/lzf", data=np.arange(60).reshape(10, 6), chunks=(4, 6), compression="lzf")
+        file["text"] = np.array(["a", "bcd"], h5py.string_dtype())
+        file["y"] = np.arange(10)
+        file["y"].make_scale("y")
+        file["g/rows"].dims[0].attach_scale(file["y"])
+        file["g/rows"].attrs["units"] = ["a", "text"]
+        file["compound"] = np.zeros(3, [("a", "i4"), ("b", ">f8")])
+        file["soft"] = h5py.SoftLink("/g/packed")
+        file["alias"] = file["g"]
+
+
 class Format(NamedTuple):
-    """What is written, and which part of it is the source."""
+    """What is written, and which part of it is the source.
+
+    Of a format that *knows_its_size*, nothing is read of a file with another one: it is damaged in place.
+    """
 
     write: Callable[[Path], None]
     source: str = ""
+    knows_its_size: bool = False
 
 
 FORMATS: Final[Mapping[str, Format]] = {
@@ -229,6 +265,8 @@ FORMATS: Final[Mapping[str, Format]] = {
     "references": Format(write_references, "refs.json"),
     "records": Format(write_records, "refs.parq"),
     "zip": Format(write_zip, "data.zip"),
+    "hdf5": Format(write_hdf5, "data.h5", knows_its_size=True),
+    "hdf5 of today": Format(partial(write_hdf5, libver="latest"), "data.h5", knows_its_size=True),
 }
 
 
@@ -337,13 +375,16 @@ def run(nexamples: int, number: int | None, formats: Mapping[str, Format]) -> Co
         @given(st.sampled_from(files), _EDITS, _ENDS, st.booleans())
         def damage(file: tuple[str, str], edits: list[Edit], end: float | None, decode: bool) -> None:
             name, key = file
+            if formats[name].knows_its_size:
+                edits, end = _in_place((whole / name / key).read_bytes(), edits), None
             copy = Path(directory, "copy")
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole / name, copy)
             (copy / key).write_bytes(_damaged((copy / key).read_bytes(), edits, end))
             clock = LoopClock()
             looking = partial(look, str(copy / formats[name].source), decode=decode, errors=errors)
-            trio.run(looking, instruments=[clock])
+            with patch("shardfs.formats.hdf5.process.MAX_SECONDS", 2):
+                trio.run(looking, instruments=[clock])
             assert clock.longest < STEP_SECONDS, f"a step of the event loop took {clock.longest:.1f} s"
 
         (damage if number is None else seed(number)(damage))()
