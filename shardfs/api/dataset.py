@@ -29,10 +29,10 @@ class Dataset(OpenDataset):
 
     It shows what a mount with the same options would show. With *write*, it is a writing mount in every respect: what
     is written is in the journal when the call returns, and survives the end of the process; `flush` and `close` commit
-    it. No other process can write to the same directory meanwhile.
+    it. Other processes may write to the same source meanwhile.
 
-    It lives in an event loop in a thread of its own, so any number of threads may use it at the same time. After
-    `close`, and in a process that was forked meanwhile, everything raises `ClosedError`.
+    It lives in an event loop in a thread of its own, so any number of threads may use it at the same time. In a process
+    that was forked meanwhile, it is opened when it is first used there. After `close` everything raises `ClosedError`.
     """
 
     def __iter__(self) -> Iterator[str]:

@@ -59,16 +59,16 @@ class Mount:
         self._temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
         self._own = self._temporary / "mount" if mountpoint is None else None
         self._pid = os.getpid()
-        location, says_why = Path(self._own or os.fspath(cast(str, mountpoint))), False
+        point, keeps_log = Path(self._own or os.fspath(cast(str, mountpoint))), False
         try:
             if self._own is not None:
                 self._own.mkdir()
-            self.path = Path(check_mount_point(os.fspath(location), root, store_options.cache))
+            self.path = Path(check_mount_point(os.fspath(point), root, store_options.cache))
             arguments = chosen.to_arguments() + store_options.to_arguments()
             start_daemon([url, os.fspath(self.path), *arguments], self._temporary / "log")
         except BaseException as error:
-            says_why = isinstance(error, FuseUnavailableError)
-            self._clean(keeps_log=says_why)
+            keeps_log = isinstance(error, FuseUnavailableError)
+            self._clean(keeps_log=keeps_log)
             raise
         self._is_mounted = True
         atexit.register(self._unmount_at_exit)

@@ -70,8 +70,8 @@ class OpenDataset:
     ) -> None:
         """Open *source*; *options* are those of `shardfs mount` with the same names.
 
-        Raises `SourceError` if it cannot be read, and if it is to be written and another process does so; `UsageError`
-        for options that contradict each other.
+        Raises `SourceError` if it cannot be read, or is to be written and cannot be; `UsageError` for options that
+        contradict each other.
         """
         url, _ = resolve(os.fspath(source))
         self._prepare(Recipe(url, TreeOptions(**options), store_options or StoreOptions()))

@@ -240,18 +240,18 @@ class _Crew(Generic[T, R]):
         self._window = 2 * jobs + 2 if executor is None else _WINDOW
         self._run = uuid4().hex
         self._under_way: dict[Future[list[R]], tuple[Task[T, R], _Pool | None]] = {}
-        self._settled, self._receiver = trio.open_memory_channel[Future[list[R]]](math.inf)
+        self._ended, self._receiver = trio.open_memory_channel[Future[list[R]]](math.inf)
 
     async def add(self, task: Task[T, R]) -> None:
         """Hand a task over as soon as there is room."""
         while len(self._under_way) >= self._window:
-            await self._settle_next()
+            await self._take_next()
         self._submit(task)
 
     async def finish(self) -> None:
         """Wait for all tasks."""
         while self._under_way:
-            await self._settle_next()
+            await self._take_next()
 
     async def abandon(self) -> None:
         """Drop the tasks that have not begun, and wait for the others."""
@@ -264,7 +264,7 @@ class _Crew(Generic[T, R]):
             log.warning("waiting for tasks that workers have: %d; %s", len(self._under_way), again)
         while self._under_way:
             with suppress(Exception):  # of the caller, which knows already why this ends
-                await self._settle_next()
+                await self._take_next()
 
     def kill(self) -> None:
         """Kill the processes, whatever they are doing."""
@@ -291,13 +291,13 @@ class _Crew(Generic[T, R]):
         self._under_way[future] = task, self._pool
         token = trio.lowlevel.current_trio_token()
 
-        def settle(future: Future[list[R]]) -> None:
+        def pass_on(future: Future[list[R]]) -> None:
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._settled.send_nowait, future)
+                token.run_sync_soon(self._ended.send_nowait, future)
 
-        future.add_done_callback(settle)
+        future.add_done_callback(pass_on)
 
-    async def _settle_next(self) -> None:
+    async def _take_next(self) -> None:
         """Wait for a task."""
         future = await self._receiver.receive()
         if future not in self._under_way:  # it was cancelled

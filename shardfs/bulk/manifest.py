@@ -83,7 +83,7 @@ class Manifest:
         """Return the keys that an earlier run began, and did not finish."""
         return [os.fsdecode(key) for (key,) in self._database.execute("select key from objects where is_begun")]
 
-    def left(self) -> Iterator[tuple[str, str | None]]:
+    def stale(self) -> Iterator[tuple[str, str | None]]:
         """Yield the keys of earlier runs that this one did not begin, and the states in which they were stored last.
 
         The state is missing if none of these runs finished the object.

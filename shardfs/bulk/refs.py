@@ -170,7 +170,7 @@ async def _chunks(source: Source, array: Array, *, has_sizes: bool = False) -> A
     if array.grid.ndim == 0:
         extent = await array.extent(())
         if extent is not None:
-            url, start = await _location(source.store, layout.shard_key(()))
+            url, start = await _file_and_offset(source.store, layout.shard_key(()))
             yield (), [url, start + extent.offset, extent.nbytes]
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
@@ -187,7 +187,7 @@ async def _chunks(source: Source, array: Array, *, has_sizes: bool = False) -> A
             elif run.shard is not None and run.entries is not None:
                 key = layout.shard_key(array.grid.locate((*prefix, run.first)).shard)
                 offsets = run.entries[are_sound(run.entries, run.shard.index.shard_nbytes), 0].tolist()
-                url, start = await _location(source.store, key)
+                url, start = await _file_and_offset(source.store, key)
                 for number, offset, size in zip(run.numbers, offsets, run.sizes, strict=True):
                     yield (*prefix, number), [url, start + run.shard.offset + offset, size]
 
@@ -208,7 +208,7 @@ async def _reference(store: Reader, key: str, nbytes: int | None = None) -> Refe
     return f"base64:{b64encode(origin).decode()}" if isinstance(origin, bytes) else [*origin]
 
 
-async def _location(store: Reader, key: str) -> tuple[str, int]:
+async def _file_and_offset(store: Reader, key: str) -> tuple[str, int]:
     """Return the URL of the file that has the shard *key*, and where in it that begins; raises `NotUnshardable`."""
     if not isinstance(store, VirtualStore):
         return store.url_of(key), 0

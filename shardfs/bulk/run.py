@@ -200,7 +200,7 @@ async def _fill(job: Job, context: WorkerContext, plan: Plan, how: RunOptions) -
             report.problems.append(
                 f"SOURCE has {unstored.what}, which are not in DEST: {unstored.way_out}, then go on with --sync"
             )
-        await _remove_left(store, manifest, report, is_known=source.lists)
+        await _remove_stale(store, manifest, report, is_known=source.lists)
         if report.stored or report.removed:
             await store.sync_new_objects()
         await store.clear_unfinished(())
@@ -230,18 +230,18 @@ def _bottom_up(documents: Sequence[str]) -> Iterator[Sequence[str]]:
     yield [key for key in documents if "/" not in key]
 
 
-async def _remove_left(store: Store, manifest: Manifest, report: RunReport, *, is_known: bool) -> None:
+async def _remove_stale(store: Store, manifest: Manifest, report: RunReport, *, is_known: bool) -> None:
     """Remove what earlier runs stored and this one did not, if there was no problem.
 
     Unless it *is_known* all that the source has, that may only not be named any more, and stays.
     """
     if report.problems or not is_known:
-        if nleft := sum(1 for _ in manifest.left()):
+        if nleft := sum(1 for _ in manifest.stale()):
             left = f"{counted(nleft, 'object')} of DEST that SOURCE has no more"
             until = "until a run ends without problems" if is_known else "because SOURCE does not list what it has"
             report.problems.append(f"nothing was removed: {left} stay {until}")
         return
-    for key, state in manifest.left():
+    for key, state in manifest.stale():
         try:
             await _remove(store, key, state)
         except ShardfsError as error:

@@ -88,7 +88,7 @@ def _machine() -> Iterator[DoctorFinding]:
             yield DoctorFinding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)
     try:
         for slot in all_slots():
-            yield from _left(slot)
+            yield from _leftovers(slot)
     except ShardfsError as error:
         yield failure(error)
 
@@ -108,7 +108,7 @@ def _library(name: str) -> DoctorFinding:
     return DoctorFinding("ok", f"{name} {version(name)}")
 
 
-def _left(slot: Slot) -> Iterator[DoctorFinding]:
+def _leftovers(slot: Slot) -> Iterator[DoctorFinding]:
     """Say what an ended process has left in a slot."""
     found = slot.state.left() if slot.holder is None else []
     if found:
@@ -135,7 +135,7 @@ async def _look_at(source: Source, write: bool) -> list[DoctorFinding]:
             findings.append(DoctorFinding("problem", *_doubt(row, store.url)))
     if store.root is not None:  # else they were found with those of all remote sources
         for slot in slots_of(store):
-            findings += _left(slot)
+            findings += _leftovers(slot)
     if write:
         findings.append(await _writing(source.writable))
     return findings

@@ -113,7 +113,7 @@ def mount(
 
     def ready(note: str | None) -> None:
         if ready_fd is not None:
-            daemon.tell_starter(ready_fd, note)
+            daemon.notify_starter(ready_fd, note)
         else:
             with suppress(OSError):  # the mount is up, even if nobody is told
                 report("end it with Ctrl-C", note)
@@ -126,22 +126,22 @@ def mount(
         url, root = resolve(source)
         check_installed()
         check_fuse(allow_other=options.allow_other)
-        location = check_mount_point(mountpoint, root, store_options.cache)
+        checked = check_mount_point(mountpoint, root, store_options.cache)
         name = source if "://" in source else url
         if foreground:
             fuse_versions()  # or why pyfuse3 cannot be used
             from shardfs.fuse.serve import serve
 
-            is_committed = serve(source, store_options, location, options, ready, name=name, how=how)
+            is_committed = serve(source, store_options, checked, options, ready, name=name, how=how)
         else:
-            log_file = (log_file or daemon.default_log_file(location)).absolute()
-            arguments = [name, location, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
+            log_file = (log_file or daemon.default_log_file(checked)).absolute()
+            arguments = [name, checked, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
             note = daemon.start_daemon(arguments, log_file)
             report(f"log: {log_file}", note)
     except ShardfsError as error:
         if ready_fd is None:
             raise
-        daemon.tell_starter(ready_fd, error)
+        daemon.notify_starter(ready_fd, error)
         is_committed = False
     if not is_committed:
         sys.exit(1)  # the log says why

@@ -18,7 +18,7 @@ def find_sessions(
 ) -> list[dict[str, Any]]:
     """Return the sessions of a source, with what is pending in those that are mounts here.
 
-    *mounted* has that by process and mount point: a location that a session names is only looked for among these.
+    *mounted* has that by process and mount point: a mount point that a session names is only looked for among these.
     """
 
     async def look(opened: Source) -> Sequence[SessionRow]:

@@ -52,18 +52,18 @@ class _Meeting:
         """The path of a file of that name."""
         return os.path.join(self.path, name)
 
-    def say(self, step: str, value: object = None) -> None:
-        """Say something to the other host."""
+    def send(self, step: str, value: object = None) -> None:
+        """Write down something for the other host."""
         _write(self.path, f"{step}.{self.number}", value)
 
-    def hear(self, step: str) -> Any:  # noqa: ANN401 - whatever the other said
+    def receive(self, step: str) -> Any:  # noqa: ANN401 - whatever the other said
         """Wait for what the other host says at this step; raises `_SilentError` if it cannot go on."""
-        return _hear(self.path, f"{step}.{1 - self.number}", self.other, f"failed.{1 - self.number}")
+        return _receive(self.path, f"{step}.{1 - self.number}", self.other, f"failed.{1 - self.number}")
 
     def both(self, step: str, value: object = None) -> Any:  # noqa: ANN401 - whatever the other said
-        """Say and hear: both hosts are at this step then."""
-        self.say(step, value)
-        return self.hear(step)
+        """Send and receive: both hosts are at this step then."""
+        self.send(step, value)
+        return self.receive(step)
 
 
 def try_sharing(directory: str, waiting: Callable[[str], None]) -> Sequence[DoctorFinding]:
@@ -274,60 +274,60 @@ def _met(directory: str, waiting: Callable[[str], None]) -> Iterator[_Meeting]:
     """Find the other host; at the end both have said that they need nothing any more, and nothing is left."""
     if not os.path.isdir(directory):
         raise UsageError(f"{directory} is not a directory")
-    location = os.path.join(directory, _DIRECTORY)
+    common = os.path.join(directory, _DIRECTORY)
     with suppress(FileExistsError):
-        os.mkdir(location)
-        os.chmod(location, os.stat(directory).st_mode & 0o777)
+        os.mkdir(common)
+        os.chmod(common, os.stat(directory).st_mode & 0o777)
     token, host = secrets.token_hex(8), socket.gethostname()
     written = [f"{token}.here"]
     try:
-        _write(location, written[0], host)
+        _write(common, written[0], host)
         waiting(f"waiting for the other host: run `shardfs doctor --shared` on the same directory there ({directory})")
-        other = _find(location, token, written)
+        other = _find(common, token, written)
         pair = sorted((token, other))
-        path = os.path.join(location, "-".join(pair))
+        path = os.path.join(common, "-".join(pair))
         with suppress(FileExistsError):
             os.mkdir(path)
-        meeting = _Meeting(path, pair.index(token), host, str(_hear(location, f"{other}.here", "the other")))
+        meeting = _Meeting(path, pair.index(token), host, str(_receive(common, f"{other}.here", "the other")))
         try:
             yield meeting
         except OSError as error:
-            meeting.say("failed", error.strerror)
+            meeting.send("failed", error.strerror)
             raise
         else:
             with suppress(_SilentError):  # then the files of both may be removed
                 meeting.both("end")
-                meeting.say("left")
+                meeting.send("left")
                 if meeting.number == 0:
-                    meeting.hear("left")
+                    meeting.receive("left")
                     for name in os.listdir(path):
                         os.unlink(os.path.join(path, name))
                     os.rmdir(path)
     finally:
         with suppress(OSError):
             for name in written:
-                os.unlink(os.path.join(location, name))
-            os.rmdir(location)
+                os.unlink(os.path.join(common, name))
+            os.rmdir(common)
 
 
-def _find(location: str, token: str, written: list[str]) -> str:
+def _find(common: str, token: str, written: list[str]) -> str:
     """Return the token of another process that has seen this one; what is left of killed ones answers nobody."""
     deadline = time.monotonic() + _WAITS
     while time.monotonic() < deadline:
-        names = os.listdir(location)
+        names = os.listdir(common)
         others = [name.removesuffix(".here") for name in names if name.endswith(".here") and name != f"{token}.here"]
         for other in others:
             answer = f"{token}-{other}.seen"
             if answer not in names:
                 written.append(answer)
-                _write(location, answer, None)
+                _write(common, answer, None)
             if f"{other}-{token}.seen" in names:
                 return other
         time.sleep(_PAUSE)
-    raise SourceError(f"nobody else came to {location}; run the same command on another host at the same time")
+    raise SourceError(f"nobody else came to {common}; run the same command on another host at the same time")
 
 
-def _hear(directory: str, name: str, who: str, failed: str = "") -> Any:  # noqa: ANN401 - whatever was said
+def _receive(directory: str, name: str, who: str, failed: str = "") -> Any:  # noqa: ANN401 - whatever was said
     deadline = time.monotonic() + _PATIENCE
     while name not in (names := os.listdir(directory)):  # which is not cached; that a name is missing may be
         if failed in names:

@@ -31,7 +31,7 @@ _FILE_VARIABLES: Final = (
 """Environment variables that name files the daemon reads, mostly for clients of remote stores."""
 
 
-def tell_starter(ready_fd: int, outcome: str | ShardfsError | None) -> None:
+def notify_starter(ready_fd: int, outcome: str | ShardfsError | None) -> None:
     """Notify the waiting `start_daemon` that the mount answers, perhaps with a note, or why it failed."""
     error = type(outcome).__name__ if isinstance(outcome, ShardfsError) else ""
     os.write(ready_fd, json.dumps({"error": error, "text": str(outcome or "")}).encode())

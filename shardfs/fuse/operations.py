@@ -296,7 +296,7 @@ class WritingOperations(Operations):
         """Publish what was written: a descriptor is being closed."""
         handle = self.fs.open_files[fh]
         await handle.flush()
-        if isinstance(handle, WriteBuffer) and handle.says_nothing():
+        if isinstance(handle, WriteBuffer) and handle.is_still_empty():
             raise pyfuse3.FUSEError(errno.EINVAL)  # it is logged at the end, if nothing is written before
 
     @request

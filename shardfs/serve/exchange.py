@@ -341,7 +341,7 @@ class Exchange:
                 self.nsent += len(piece)
         await self.connection.send_end()
 
-    async def say(self, status: int, text: str, headers: Sequence[Header] = ()) -> None:
+    async def reply_line(self, status: int, text: str, headers: Sequence[Header] = ()) -> None:
         """Reply with one line of plain text, which no cache keeps."""
         data = f"{text}\n".encode(errors="backslashreplace")
         plain = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]

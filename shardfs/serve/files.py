@@ -103,7 +103,7 @@ async def _send(exchange: Exchange, paths: Paths, path: str, *, may_be_cached: b
         ]
         start, stop, is_part = RequestConditions.of(exchange).selected(version, attributes.size)
         if is_part and start == stop:
-            await exchange.say(416, f"the file has {attributes.size} bytes", [
+            await exchange.reply_line(416, f"the file has {attributes.size} bytes", [
                 ("Content-Range", f"bytes */{attributes.size}"), *headers_of(attributes, version)[:1],
             ])  # fmt: skip
             return

@@ -130,7 +130,7 @@ class Server:
                 connection.abort()
                 return False
             connection.end()
-            await exchange.say(500, "this is a fault of shardfs; its log says more")
+            await exchange.reply_line(500, "this is a fault of shardfs; its log says more")
         finally:
             self._traffic.replied(exchange.method, exchange.status, exchange.nsent)
             if log.isEnabledFor(logging.DEBUG):

@@ -79,7 +79,7 @@ _STATUS: Final[Mapping[type[ShardfsError], int]] = {
 """The status of each error, the first class that it is counts; all others are 500, and never 404."""
 
 
-class SiteLocation(NamedTuple):
+class Resource(NamedTuple):
     """A file or a directory: its *path* in the view *paths*, whose targets begin with *prefix*.
 
     *is_directory*: the target ends with a slash, so it can be nothing else.
@@ -113,26 +113,26 @@ class Site:
             if exchange.connection.has_begun_to_reply:
                 raise
             exchange.connection.end()
-            await exchange.say(error.status, str(error))
+            await exchange.reply_line(error.status, str(error))
         except ShardfsError as error:
             if exchange.connection.has_begun_to_reply:
                 raise
             status, path = status_of(error), "/".join(names_in(exchange.target))
             is_named = status < 500 or path in str(error)
-            await self._say(exchange, status, str(error) if is_named else printable(f"{path}: {error}"))
+            await self._reply_reason(exchange, status, str(error) if is_named else printable(f"{path}: {error}"))
 
-    async def _say(self, exchange: Exchange, status: int, reason: str) -> None:
+    async def _reply_reason(self, exchange: Exchange, status: int, reason: str) -> None:
         """Reply with a reason: to a person who wants a page with one, to everybody else with a line."""
         names = _names_of_page(exchange)
         if names is None or not self._guard.admits(exchange):
-            await exchange.say(status, reason)
+            await exchange.reply_line(status, reason)
             return
         names = names[:-1] if names[-1] == "" else names
         depth = len(names) if exchange.target.partition(b"?")[0].endswith(b"/") else len(names) - 1
         up = "../" * depth or "./"
         ways = [(name, up + "/".join(quote(os.fsencode(each), safe="") for each in names[:end]) + "/")
                 for end, name in enumerate(names[:-1], 1)]  # fmt: skip
-        await self.pages.say(exchange, status, reason, up, [("/", up), *ways])
+        await self.pages.show_error(exchange, status, reason, up, [("/", up), *ways])
 
     async def _answer(self, exchange: Exchange) -> None:
         names = names_in(exchange.target) if exchange.target != b"*" or exchange.method != "OPTIONS" else [""]
@@ -143,40 +143,40 @@ class Site:
         own = _own(names) if names[0] == "-" and self._view_in(names) is None else None
         if own is not healthy and not self._guard.admits(exchange):
             where = "as the password of any user, or in the header Authorization: Bearer"
-            await exchange.say(401, f"this server wants its token, {where}", CHALLENGES)
+            await exchange.reply_line(401, f"this server wants its token, {where}", CHALLENGES)
             return
         if own is not None:
             await own(self, exchange)
         elif exchange.method in ("GET", "HEAD"):
-            await self._show(exchange, self.location(names))
+            await self._show(exchange, self.resource(names))
         elif exchange.method not in self._methods:
             why = "such a method has no meaning here" if self.options.write else "this server only reads"
             await self.refuse(exchange, self._methods, why)
         else:
-            await self._change(exchange, self.location(names))
+            await self._change(exchange, self.resource(names))
 
-    async def _change(self, exchange: Exchange, location: SiteLocation) -> None:
+    async def _change(self, exchange: Exchange, resource: Resource) -> None:
         """Write or remove a file."""
-        if location.paths is not self.views.main:
+        if resource.paths is not self.views.main:
             own = next((f"/-/{name}/" for name, paths in self.views.others.items() if paths is self.views.main), "/")
             await self.refuse(exchange, READING, f"this view only reads: write to {own}")
-        elif location.is_directory:
-            raise IsADirectoryHereError(f"{location.path or 'the source'} is a directory")
+        elif resource.is_directory:
+            raise IsADirectoryHereError(f"{resource.path or 'the source'} is a directory")
         else:
             change = changes.put if exchange.method == "PUT" else changes.delete
-            await change(exchange, self.views, location.path)
+            await change(exchange, self.views, resource.path)
 
-    async def _show(self, exchange: Exchange, location: SiteLocation) -> None:
+    async def _show(self, exchange: Exchange, resource: Resource) -> None:
         """Send a file or a directory; what is replaced before anything of it was sent is looked at again."""
         for attempt in range(_ATTEMPTS):
             try:
                 await files.show(
                     exchange,
-                    location.paths,
-                    location.path,
-                    must_be_directory=location.is_directory,
+                    resource.paths,
+                    resource.path,
+                    must_be_directory=resource.is_directory,
                     may_be_cached=not self.options.write,
-                    show_directory=partial(self._page, exchange, location) if files.prefers_html(exchange) else None,
+                    show_directory=partial(self._page, exchange, resource) if files.prefers_html(exchange) else None,
                 )
             except StaleError:
                 if exchange.connection.has_begun_to_reply or attempt == _ATTEMPTS - 1:
@@ -184,7 +184,7 @@ class Site:
             else:
                 return
 
-    async def _page(self, exchange: Exchange, location: SiteLocation) -> None:
+    async def _page(self, exchange: Exchange, resource: Resource) -> None:
         """Send the page of a directory; its links need a target that ends with a slash."""
         names, query = names_in(exchange.target), query_of(exchange.target)
         if names[-1] != "":
@@ -195,13 +195,13 @@ class Site:
             return
         up = "../" * (len(names) - 1) or "./"
         origin = self._guard.origin(exchange)
-        await self.pages.show(exchange, PageAddress(location.paths, location.path, location.prefix, up, origin, query))
+        await self.pages.show(exchange, PageAddress(resource.paths, resource.path, resource.prefix, up, origin, query))
 
     @property
     def _methods(self) -> tuple[str, ...]:
         return (*READING, "PUT", "DELETE") if self.options.write else READING
 
-    def location(self, names: list[str]) -> SiteLocation:
+    def resource(self, names: list[str]) -> Resource:
         """Return what the *names* in a target stand for; raises `SourceError` if there is no such view."""
         paths: Paths | SourceError = self.views.main
         prefix = ""
@@ -213,7 +213,7 @@ class Site:
         is_directory = names[-1] == ""
         if is_directory:
             names = names[:-1]
-        return SiteLocation(paths, path_of(names), prefix, is_directory)
+        return Resource(paths, path_of(names), prefix, is_directory)
 
     def _view_in(self, names: list[str]) -> str | None:
         """Return the view that the *names* in a target begin with; they have `-` before it, as no dataset has."""
@@ -223,7 +223,7 @@ class Site:
 
     async def refuse(self, exchange: Exchange, allowed: tuple[str, ...], why: str) -> None:
         """Reply that the method is not for this target."""
-        await exchange.say(405, why, [("Allow", ", ".join(allowed))])
+        await exchange.reply_line(405, why, [("Allow", ", ".join(allowed))])
 
 
 def names_in(target: bytes) -> list[str]:
@@ -267,7 +267,7 @@ def _names_of_page(exchange: Exchange) -> list[str] | None:
 async def healthy(site: Site, exchange: Exchange) -> None:
     """Reply that the server answers."""
     if exchange.method in READING:
-        await exchange.say(200, "ok")
+        await exchange.reply_line(200, "ok")
     else:
         await site.refuse(exchange, READING, "that can only be read")
 

@@ -12,11 +12,11 @@ from shardfs.version import __version__
 
 
 class ProcessMetrics:
-    """What does not change of the metrics: *source* is shown at *location*, in this *view*, with this *access*."""
+    """What does not change of the metrics: *source* is shown at *mountpoint*, in this *view*, with this *access*."""
 
-    def __init__(self, source: Source, location: str, *, view: str, access: str) -> None:
+    def __init__(self, source: Source, mountpoint: str, *, view: str, access: str) -> None:
         self._source = source
-        self._location = location
+        self._mountpoint = mountpoint
         self._view = view
         self._access = access
         self._begun = time.monotonic()
@@ -26,7 +26,7 @@ class ProcessMetrics:
         return StatisticsSnapshot(
             version=__version__,
             source=self._source.store.url,
-            mountpoint=self._location,
+            mountpoint=self._mountpoint,
             view=self._view,
             access=self._access,
             pid=os.getpid(),

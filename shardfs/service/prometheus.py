@@ -12,11 +12,11 @@ from shardfs.errors import printable
 
 
 class About(NamedTuple):
-    """What processes do: the *name* and meaning of their first metric; all series have a label for the *location*."""
+    """What processes do: the *name* and meaning of their first metric; the *label* of all series says where."""
 
     name: str
     meaning: str
-    location: str
+    label: str
 
 
 MOUNT: Final = About("shardfs_mount", "What is mounted where.", "mountpoint")
@@ -26,7 +26,7 @@ _LABELS: Final = ("version", "source", "view", "access")
 """Texts that do not change: labels of the first metric."""
 
 Latest = Mapping[str, StatisticsSnapshot | None]
-"""The latest snapshot of each mount or server by its location; None for one that does not answer."""
+"""The latest snapshot of each mount or server by its mount point or URL; None for one that does not answer."""
 
 _USUAL: Final = {
     "errors": ("EACCES", "EDQUOT", "EINVAL", "EIO", "EMFILE", "ENOENT", "ENOSPC", "EPERM", "EROFS", "ESTALE")
@@ -42,28 +42,28 @@ class _Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics of one look at them."""
-        name, meaning, mount_label = self._about
-        up = GaugeMetricFamily("shardfs_up", "Whether it answers.", labels=[mount_label])
-        info = InfoMetricFamily(name, meaning, labels=[mount_label])
+        name, meaning, label_of_all = self._about
+        up = GaugeMetricFamily("shardfs_up", "Whether it answers.", labels=[label_of_all])
+        info = InfoMetricFamily(name, meaning, labels=[label_of_all])
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for location, snapshot in self._latest().items():
-            location = printable(location)
-            up.add_metric([location], snapshot is not None)
+        for where, snapshot in self._latest().items():
+            where = printable(where)
+            up.add_metric([where], snapshot is not None)
             if snapshot is None:
                 continue
-            info.add_metric([location], {label: printable(getattr(snapshot, label) or "") for label in _LABELS})
+            info.add_metric([where], {label: printable(getattr(snapshot, label) or "") for label in _LABELS})
             for metric, value in snapshot.metrics():
                 if isinstance(value, str) or metric.kind == "text":
                     continue
                 kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                labels = [mount_label, metric.label] if metric.label else [mount_label]
+                labels = [label_of_all, metric.label] if metric.label else [label_of_all]
                 new = kind(f"shardfs_{metric.name}", metric.help, labels=labels)
                 family = families.setdefault(metric.name, new)
                 if isinstance(value, Mapping):
                     for label, number in (dict.fromkeys(_USUAL.get(metric.name, ()), 0) | dict(value)).items():
-                        family.add_metric([location, label], number)
+                        family.add_metric([where, label], number)
                 else:
-                    family.add_metric([location], value)
+                    family.add_metric([where], value)
         yield from (up, info, *self._more(), *families.values())
 
 

@@ -23,7 +23,7 @@ class ChunkSet:
 
     def __contains__(self, coords: object) -> bool:
         assert isinstance(coords, tuple)
-        block, bit = _location(coords)
+        block, bit = _block_and_bit(coords)
         return bool(self._blocks.get(block, 0) & bit)
 
     def __iter__(self) -> Iterator[Coords]:
@@ -35,12 +35,12 @@ class ChunkSet:
 
     def add(self, coords: Coords) -> None:
         """Add a chunk."""
-        block, bit = _location(coords)
+        block, bit = _block_and_bit(coords)
         self._blocks[block] = self._blocks.get(block, 0) | bit
 
     def discard(self, coords: Coords) -> bool:
         """Remove a chunk; return whether it was in it."""
-        block, bit = _location(coords)
+        block, bit = _block_and_bit(coords)
         bits = self._blocks.get(block, 0)
         if bits & ~bit:
             self._blocks[block] = bits & ~bit
@@ -49,7 +49,7 @@ class ChunkSet:
         return bool(bits & bit)
 
 
-def _location(coords: Coords) -> tuple[Coords, int]:
+def _block_and_bit(coords: Coords) -> tuple[Coords, int]:
     """Return the block of a chunk, and its bit there."""
     if not coords:
         return (), 1

@@ -31,7 +31,7 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
 from shardfs.format.lens.show import Copies
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS, ZMETADATA, is_relative_path
-from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_told, put_text, true_text
+from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_in_text, put_text, true_text
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
 from shardfs.stores.base import ABSENT, ANY, Expected, NewPermissions, Stat, join_key
 from shardfs.vfs.entries.base import Chunks, Entry, PublishedEntry
@@ -119,7 +119,7 @@ class Documents:
             if node.sharded_copy is not None:
                 _require_description(node, entry, written)
             if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
-                copies = await self._fs.worker.call(copies_told, written)
+                copies = await self._fs.worker.call(copies_in_text, written)
                 if copies is not None:
                     await self._publish_group(node, written, copies, publication)
                     return
@@ -141,10 +141,10 @@ class Documents:
         entry, fs = publication.entry, self._fs
         await fs.refresh(entry.node_path)
         shown = (await fs.documents(await fs.hierarchy.look_again(entry.node_path))).get(entry.name)
-        says_the_same = self._view.lens.says_the_same
+        means_the_same = self._view.lens.means_the_same
         if publication.exclusive or shown is None:
             return False
-        if not await fs.worker.work(says_the_same, entry.name, shown.text, publication.written):
+        if not await fs.worker.work(means_the_same, entry.name, shown.text, publication.written):
             return False
         await self._orphans.absorb(entry.node_path)
         return True
@@ -231,7 +231,7 @@ class Documents:
         if isinstance(edited, GroupMetadata):
             is_v3 = publication.entry.name == DOCUMENT
             text = publication.written if is_v3 else encode_json(edited.document)
-            copies = await self._fs.worker.work(copies_told, text)
+            copies = await self._fs.worker.work(copies_in_text, text)
             await self._publish_group(node, text, copies or {}, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
@@ -258,7 +258,7 @@ class Documents:
         """
         hierarchy = self._fs.hierarchy
         await self._require_no_chunks(node, "a group")
-        nodes = await self._nodes_told(node.path, copies)
+        nodes = await self._described_nodes(node.path, copies)
         # Else they are those that are stored, of which some may be out of date: only the attributes were written.
         are_written = publication.entry.name in (DOCUMENT, ZMETADATA) or node.document is None
         for relative, sharded in copies.items() if are_written else ():
@@ -343,7 +343,7 @@ class Documents:
             if (await self._fs.hierarchy.look_again(node.path)).document is None:
                 await self._orphans.put_back(node.path)
             raise
-        await self._begin(node.path, self._orphans.location(node.path))
+        await self._begin(node.path, self._orphans.directory_of(node.path))
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
 
@@ -356,13 +356,13 @@ class Documents:
         except (RefusedError, StaleError) as reason:
             log.warning("the consolidated metadata above %s is out of date: %s", path, reason)
 
-    async def _begin(self, path: str, location: str) -> None:
-        """Note that the array at *path* is being created, with the directories of chunks that are below *location*."""
+    async def _begin(self, path: str, directory: str) -> None:
+        """Note that the array at *path* is being created, with the directories of chunks that are below *directory*."""
         self._writer.commits.growth.began(path)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
         if chunks is not None:
             chunks.begin()
-            await self._orphans.make_directories(chunks, location)
+            await self._orphans.make_directories(chunks, directory)
 
     async def _store_document(
         self, node: Node, document: Document, edited: Document, publication: _Publication
@@ -443,8 +443,8 @@ class Documents:
             generated = shown.get(name, NO_ATTRIBUTES if name == ZATTRS and shown else None)
             if text is None:
                 continue
-            says_the_same = self._view.lens.says_the_same
-            is_same = generated is not None and await fs.worker.work(says_the_same, name, generated, text.text)
+            means_the_same = self._view.lens.means_the_same
+            is_same = generated is not None and await fs.worker.work(means_the_same, name, generated, text.text)
             fs.texts.keep(join_key(path, name), text, shown.get(name), is_same=is_same)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
@@ -460,7 +460,7 @@ class Documents:
         if chunks is not None:
             await self.end(chunks)
 
-    async def _nodes_told(self, path: str, copies: Iterable[str]) -> dict[str, Node]:
+    async def _described_nodes(self, path: str, copies: Iterable[str]) -> dict[str, Node]:
         """Return the nodes whose documents are copied in the document of the group at *path*."""
         nodes: dict[str, Node] = {}
         for relative in copies:
@@ -477,7 +477,7 @@ class Documents:
         """
         hierarchy = self._fs.hierarchy
         hidden = [path for path in group.copies if is_relative_path(path)] if stored is not None else []
-        below = await self._nodes_told(group.path, hidden)
+        below = await self._described_nodes(group.path, hidden)
         unusable = frozenset(path for path, node in below.items() if node.metadata is None)
         lens = Consolidated(self._view.lens, hierarchy.as_stored(group.path), unusable)
         return await self._fs.worker.work(put_text, lens, stored, written, _texts_of(nodes))
@@ -502,7 +502,7 @@ class Documents:
             outdated = [relative for relative in node.copies if join_key(path, relative) in paths]
             if not outdated or not isinstance(node.metadata, GroupMetadata) or node.document is None:
                 return
-            nodes = await self._nodes_told(path, outdated)
+            nodes = await self._described_nodes(path, outdated)
             texts: dict[str, bytes | None] = dict.fromkeys(node.copies)  # the others stay as they are
             for relative in outdated:
                 below = nodes.get(relative)

@@ -126,12 +126,12 @@ class Filesystem:
 
     async def entry(self, ino: int) -> Entry:
         """Return the entry with the number *ino*; raises `StaleError` if it is not known any more."""
-        location = self._location(ino)
-        if location is not None:
-            return (await self._tree(location.numbers)).at(location.position, ino)
+        in_tree = self._tree_position(ino)
+        if in_tree is not None:
+            return (await self._tree(in_tree.numbers)).at(in_tree.position, ino)
         return self._entry_of(self.inodes.row(ino))
 
-    def _location(self, ino: int) -> TreePosition | None:
+    def _tree_position(self, ino: int) -> TreePosition | None:
         """Return where *ino* is in a chunk tree, None if it is in none; raises `StaleError`."""
         if in_table(ino):
             entry = self.inodes.row(ino).entry
@@ -156,8 +156,8 @@ class Filesystem:
 
     def node_path(self, ino: int) -> str:
         """Return the path of the node that *ino* is, or belongs to; raises `StaleError`."""
-        location = self._location(ino)
-        return location.numbers.path if location is not None else self._entry_of(self.inodes.row(ino)).node_path
+        in_tree = self._tree_position(ino)
+        return in_tree.numbers.path if in_tree is not None else self._entry_of(self.inodes.row(ino)).node_path
 
     def passthrough(self, path: str, ino: int = 0, identity: object = None) -> Passthrough:
         """Return the entry that shows what is stored under *path*, as it is stored."""
@@ -166,11 +166,11 @@ class Filesystem:
     def path_of(self, ino: int) -> str:
         """Return the path of *ino* on the mount, for messages."""
         try:
-            location = self._location(ino)
-            if location is None:
+            in_tree = self._tree_position(ino)
+            if in_tree is None:
                 return self._entry_of(self.inodes.row(ino)).path
-            tree = self._trees.get(location.numbers)
-            return tree.at(location.position, ino).path if tree is not None else location.numbers.path
+            tree = self._trees.get(in_tree.numbers)
+            return tree.at(in_tree.position, ino).path if tree is not None else in_tree.numbers.path
         except ShardfsError:
             return f"inode {ino}"
 
@@ -254,13 +254,13 @@ class Filesystem:
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name*, which is not a chunk key, in a directory of chunks.
 
-        A stored lock is about a shard, and is not shown: see `location_beside_chunks`.
+        A stored lock is about a shard, and is not shown: see `directory_beside_chunks`.
         """
         if is_lock(name) and self.scratch is None:
             return self.nothing()
-        return await self.lookup_stored(await self.location_beside_chunks(directory, name), name)
+        return await self.lookup_stored(await self.directory_beside_chunks(directory, name), name)
 
-    async def location_beside_chunks(self, directory: str, name: str) -> str:
+    async def directory_beside_chunks(self, directory: str, name: str) -> str:
         """Return the directory of the store for *name*, which is among chunks and is not a chunk key.
 
         It is *directory* if the name is stored there, and else a directory for scratch files. A lock that a program
@@ -284,8 +284,8 @@ class Filesystem:
 
     async def beside_chunks(self, directory: str, name: str) -> Passthrough:
         """Return the entry of *name*, which is among chunks and is not a chunk key, for a change."""
-        location = await self.location_beside_chunks(directory, name)
-        return Passthrough(self, join_key(location, name), is_scratch=location != directory)
+        stored_in = await self.directory_beside_chunks(directory, name)
+        return Passthrough(self, join_key(stored_in, name), is_scratch=stored_in != directory)
 
     async def check(self, key: str) -> None:
         """Raise `CorruptionError` if the stored file *key* may not be read or changed: see `refusal` of `copies`."""
@@ -358,10 +358,10 @@ class Filesystem:
         states: list[Stat | None] = [None] * len(names)
         with suppress(NotFoundError):  # the directory may be one that a document names
             states = list(await self.store.stat_in(directory, names))
-        for location, (name, status) in enumerate(zip(names, states, strict=True)):
+        for number, (name, status) in enumerate(zip(names, states, strict=True)):
             if status is None:
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    states[location] = await self.hierarchy.stat(join_key(directory, name))
+                    states[number] = await self.hierarchy.stat(join_key(directory, name))
         return states
 
     async def list_scratch(
@@ -552,7 +552,9 @@ class Filesystem:
         """Find out whether the text that was written at *path* still says what is *shown*, as copies in it change."""
         written = self.texts.known(path)
         if written is not None and shown is not None and not self.texts.is_compared(path, shown):
-            is_same = await self.worker.work(self.view.lens.says_the_same, path.rpartition("/")[2], shown, written.text)
+            is_same = await self.worker.work(
+                self.view.lens.means_the_same, path.rpartition("/")[2], shown, written.text
+            )
             self.texts.keep(path, written, shown, is_same=is_same)
 
     async def refresh(self, path: str) -> None:

@@ -405,20 +405,20 @@ class ArrayRanges:
         i = bisect_right(known, ino, key=_start) - 1
         if i >= 0 and ino - known[i].start < known[i].npositions * GENERATIONS:
             numbers = known[i]
-            location = self.present(TreePosition(numbers, numbers.position(ino)))
-            if location.numbers is self.at(numbers.path):
-                return location
+            present = self.present(TreePosition(numbers, numbers.position(ino)))
+            if present.numbers is self.at(numbers.path):
+                return present
         raise StaleError("the array has changed")
 
-    def present(self, location: TreePosition) -> TreePosition:
+    def present(self, known: TreePosition) -> TreePosition:
         """Return where a directory is since its array has another range; all else is where it was."""
-        numbers, position = location
+        numbers, position = known
         of_array = self._by_path.get(numbers.path, [])
         if numbers in of_array[:-1]:
             now = numbers.directory_in(of_array[-1], position)
             if now is not None:
                 return TreePosition(of_array[-1], now)
-        return location
+        return known
 
     def _forget(self, numbers: ArrayNumbers) -> None:
         i = bisect_right(self._known, numbers.start, key=_start)

@@ -74,7 +74,7 @@ class OrphanChunks:
         """Return the path of the array of the orphan chunk *key*."""
         return key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")[0].removesuffix("/")
 
-    def location(self, path: str) -> str:
+    def directory_of(self, path: str) -> str:
         """Return the directory for the orphan chunks of the array at *path*."""
         return "/".join(part for part in (self.directory, path, _CHUNKS) if part)
 
@@ -83,15 +83,15 @@ class OrphanChunks:
         names = [entry.name for entry in await self._store.list(path) if encoding.begins(entry.name, ndim)]
         if not names:
             return
-        location = self.location(path)
-        await self._store.make_directories(location)
+        directory = self.directory_of(path)
+        await self._store.make_directories(directory)
         for name in names:
             with suppress(NotFoundError):  # another session has moved it to its own
-                await self._move(join_key(path, name), join_key(location, name), exclusive=False)
-            self._fs.inodes.moved_directory(join_key(path, name), join_key(location, name))
+                await self._move(join_key(path, name), join_key(directory, name), exclusive=False)
+            self._fs.inodes.moved_directory(join_key(path, name), join_key(directory, name))
         # Both directories are durable before there is a document with which the files would be taken for shards.
         await self._store.sync_directory(path)
-        await self._store.sync_directory(location)
+        await self._store.sync_directory(directory)
 
     async def _move(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move a file or a directory, file by file where the directory is there or the store cannot move directories.
@@ -113,16 +113,16 @@ class OrphanChunks:
 
         *again*: an earlier mount began this and was killed. A chunk that exists was published by it.
         """
-        location = self.location(path)
+        directory = self.directory_of(path)
         try:
-            keys = [key async for key in walk_files(self._store, location)]
+            keys = [key async for key in walk_files(self._store, directory)]
         except (NotFoundError, NotADirectoryHereError):
             return
         array = (await self._hierarchy.node(path)).any_array
         for start in range(0, len(keys), _AT_ONCE):
             published = []
             for key in keys[start : start + _AT_ONCE]:
-                name = key[len(location) + 1 :]
+                name = key[len(directory) + 1 :]
                 try:
                     if array is not None and _coords_of(array, name) is None:
                         await self._keep_beside(path, key, name)
@@ -133,7 +133,7 @@ class OrphanChunks:
                 except _VERDICTS as error:
                     log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
             await self._remove(published)
-        await prune(self._store, location)
+        await prune(self._store, directory)
 
     @property
     def later(self) -> Sequence[str]:
@@ -153,10 +153,10 @@ class OrphanChunks:
         """
         path = await self.new_array(key)
         if path is not None and (await self._store.fresh(key)).identity == status.identity:
-            location = join_key(self.location(path), key.removeprefix(f"{path}/") if path else key)
-            await self._store.make_directories(location.rpartition("/")[0])
-            await self._store.rename(key, location, exclusive=True)
-            self._fs.inodes.moved(key, location)
+            new = join_key(self.directory_of(path), key.removeprefix(f"{path}/") if path else key)
+            await self._store.make_directories(new.rpartition("/")[0])
+            await self._store.rename(key, new, exclusive=True)
+            self._fs.inodes.moved(key, new)
             return path
         return None
 
@@ -179,13 +179,13 @@ class OrphanChunks:
         await self._store.rename(key, beside, exclusive=True)
         self._fs.inodes.moved(key, beside)
 
-    async def make_directories(self, chunks: ChunkTree, location: str) -> None:
-        """Let *chunks* have the directories that are below *location*, also the empty ones."""
+    async def make_directories(self, chunks: ChunkTree, orphans: str) -> None:
+        """Let *chunks* have the directories that are below *orphans*, also the empty ones."""
         pending = [""]
         while pending:
             above = pending.pop()
             try:
-                entries = await self._store.list(join_key(location, above))
+                entries = await self._store.list(join_key(orphans, above))
             except NotFoundError:
                 continue
             for entry in entries:
@@ -194,7 +194,7 @@ class OrphanChunks:
                 if directory is not None:
                     pending.append(path)
                     chunks.make_directory(directory.coords)
-                    self._fs.became_chunks(directory, join_key(location, path))
+                    self._fs.became_chunks(directory, join_key(orphans, path))
 
     async def absorb_file(self, key: str) -> None:
         """Publish one orphan chunk."""
@@ -253,7 +253,7 @@ class OrphanChunks:
                 try:
                     await self._resume_array(path)
                 except ShardfsError as error:
-                    log.error("chunks of %s stay in %s: %s", path or "the array", self.location(path), error)  # noqa: TRY400
+                    log.error("chunks of %s stay in %s: %s", path or "the array", self.directory_of(path), error)  # noqa: TRY400
             elif entry.kind is Kind.DIRECTORY:
                 await self.resume(join_key(path, entry.name))
 
@@ -267,16 +267,16 @@ class OrphanChunks:
 
     async def put_back(self, path: str) -> None:
         """Move what was put aside back to the directory *path*: the document of its array was not stored."""
-        location = self.location(path)
+        directory = self.directory_of(path)
         await self._store.make_directories(path)
-        for entry in await self._store.list(location):
-            key, to = join_key(location, entry.name), join_key(path, entry.name)
+        for entry in await self._store.list(directory):
+            key, to = join_key(directory, entry.name), join_key(path, entry.name)
             try:
                 await self._move(key, to, exclusive=True)
                 self._fs.inodes.moved_directory(key, to)
             except ExistsError as error:  # somebody has stored something there since
                 log.error("%s stays in %s: %s", to, key, error)  # noqa: TRY400
-        await prune(self._store, location)
+        await prune(self._store, directory)
 
 
 def _coords_of(array: Array, name: str) -> Coords | None:

@@ -153,9 +153,9 @@ class Paths:
         async with self.open(path) as handle:
             yield await self._versions.of(path, handle)
 
-    def location_of(self, path: str, handle: FileHandle) -> Hashable:
-        """Return what tells the version of a chunk that was opened from all others: see `Versions.location_of`."""
-        return self._versions.location_of(path, handle)
+    def identity_of(self, path: str, handle: FileHandle) -> Hashable:
+        """Return what tells the version of a chunk that was opened from all others: see `Versions.identity_of`."""
+        return self._versions.identity_of(path, handle)
 
     async def names(self, path: str) -> Sequence[Listed]:
         """Return the names in a directory."""
@@ -458,7 +458,7 @@ async def _write(handle: FileHandle, data: Buffer | Content, path: str) -> None:
     for piece in pieces:
         await handle.write(nbytes, piece)
         nbytes += len(piece)
-    if not nbytes and isinstance(handle, WriteBuffer) and handle.says_nothing():
+    if not nbytes and isinstance(handle, WriteBuffer) and handle.is_still_empty():
         raise RefusedError(f"{path} cannot be empty")
     await handle.flush()
 

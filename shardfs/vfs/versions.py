@@ -26,7 +26,7 @@ MAX_SUMMED_NBYTES: Final = 64 * 2**20
 
 _MAX_KNOWN: Final = 65_536
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # summing less is faster than handing it to a thread
-_SETTLED_NS: Final = 2 * 10**9
+_DISTINCT_NS: Final = 2 * 10**9
 
 
 class Version(NamedTuple):
@@ -66,7 +66,7 @@ class Versions:
                 return await self._of_file(handle)
         return Version(handle, None)
 
-    def location_of(self, path: str, handle: FileHandle) -> Hashable:
+    def identity_of(self, path: str, handle: FileHandle) -> Hashable:
         """Return what tells the version of the chunk at *path* from all others, of which no byte is read for that.
 
         It changes more often than the version: with its shard. None if nothing tells: the chunk is not committed yet,
@@ -75,20 +75,20 @@ class Versions:
         extent = _encoded(handle.extent) if isinstance(handle, ChunkHandle) else None
         if not isinstance(extent, Extent) or isinstance(extent.source, Put):
             return None
-        if not self._is_settled(extent.source.snapshot.stat.mtime_ns):
+        if not self._is_distinct(extent.source.snapshot.stat.mtime_ns):
             return None
-        return _location(path, extent)
+        return _identity(path, extent)
 
-    def _is_settled(self, mtime_ns: int) -> bool:
+    def _is_distinct(self, mtime_ns: int) -> bool:
         """Whether what was written at that time has another time if it is written again."""
-        return self._store.root is None or mtime_ns + _SETTLED_NS < time.time_ns()
+        return self._store.root is None or mtime_ns + _DISTINCT_NS < time.time_ns()
 
     async def _of_chunk(self, path: str, handle: ChunkHandle) -> str | None:
         shown = handle.extent
         extent, codec = _encoded(shown), shown.codec if isinstance(shown, DecodedChunk) else None
         if not isinstance(extent, Extent):
             return await _sum(handle)
-        key = _location(path, extent)
+        key = _identity(path, extent)
         known = self._known.peek(key)
         if known is not None and (known.codec is codec or known.codec == codec):
             self._known.touch(key)
@@ -111,7 +111,7 @@ class Versions:
                 raise StaleError("a file changed while it was read")
             document = DocumentHandle(handle.attributes, content)
             return Version(document, await _sum(document))
-        return Version(pinned, text_of(pinned.version) if self._is_settled(pinned.mtime_ns) else None)
+        return Version(pinned, text_of(pinned.version) if self._is_distinct(pinned.mtime_ns) else None)
 
 
 class PinnedFile(FileHandle):
@@ -142,8 +142,8 @@ def _encoded(shown: Extent | DecodedChunk | FillChunk) -> Extent | FillChunk:
     return shown.extent if isinstance(shown, DecodedChunk) else shown
 
 
-def _location(path: str, extent: Extent) -> tuple[Hashable, ...]:
-    """Return where the bytes of a version of the chunk at *path* are, for as long as this process lives."""
+def _identity(path: str, extent: Extent) -> tuple[Hashable, ...]:
+    """Return what identifies the bytes of a version of the chunk at *path*, for as long as this process lives."""
     shard = extent.source
     if isinstance(shard, Put):
         return path, "pending", shard.sequence

@@ -382,7 +382,7 @@ class WriteBuffer(FileHandle):
         if self.state in (State.MOVED, State.LOST):
             raise StaleError(f"{self.path} was renamed while it was open: open it again to write")
 
-    def says_nothing(self) -> bool:
+    def is_still_empty(self) -> bool:
         """Whether this may not be empty, began so, and was not written when it was first flushed.
 
         It will not be published, and whoever closes it should know. Not so if the file is only created, to be written

@@ -237,14 +237,14 @@ class Model:
         if draft is None:
             os.close(handle.fd)
             return
-        says_nothing = draft.is_fresh and draft.path is not None
-        says_nothing = says_nothing and bool(handle.flags & (os.O_TRUNC | os.O_EXCL))
+        is_still_empty = draft.is_fresh and draft.path is not None
+        is_still_empty = is_still_empty and bool(handle.flags & (os.O_TRUNC | os.O_EXCL))
         try:
             if draft.is_lost:
                 raise RefusedError(errno.ESTALE)
             if draft.is_dirty:
                 self._publish(draft)
-            elif says_nothing and place(draft.path or "").kind == "document":
+            elif is_still_empty and place(draft.path or "").kind == "document":
                 raise RefusedError(errno.EINVAL)
         finally:
             if draft.is_fresh:  # published at release, whose errors nobody sees

@@ -20,7 +20,7 @@ def written(
 ) -> TextCache:
     known = known or TextCache()
     name = path.rpartition("/")[2]
-    is_same = (V3() if name == "zarr.json" else V2()).says_the_same(name, shown, text)
+    is_same = (V3() if name == "zarr.json" else V2()).means_the_same(name, shown, text)
     known.keep(path, DocumentText(text), shown, is_same=is_same)
     return known
 

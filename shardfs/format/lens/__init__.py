@@ -176,6 +176,6 @@ class Lens(ABC):
         """
         return Shown()
 
-    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
+    def means_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
         """Whether a document *name*, as it was *written* and as it is *shown*, means the same."""
         return False

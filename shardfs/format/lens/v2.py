@@ -270,7 +270,7 @@ class V2(V3):
                 raise RefusedError(f"its {name} is not the one that is stored")
         return copied
 
-    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
+    def means_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
         """Whether two documents *name* mean the same.
 
         The one *written* may omit the missing value from a `.zattrs`, as xarray does: the `.zarray` has it.

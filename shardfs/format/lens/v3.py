@@ -134,9 +134,9 @@ class V3(Lens):
             return Shown()
         return Shown({ZARR_JSON: encode_json(without_copies(document))})
 
-    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
+    def means_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
         """Whether two documents mean the same, including copies in them."""
-        return says_the_same(shown, written)
+        return means_the_same(shown, written)
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def copies_in(document: Document) -> dict[str, ShardedCopy | None]:
     return {path: ShardedCopy.of(copy) for path, copy in every_copy(document)}
 
 
-def copies_told(written: bytes) -> dict[str, ShardedCopy | None] | None:
+def copies_in_text(written: bytes) -> dict[str, ShardedCopy | None] | None:
     """Return what `copies_in` does, for the text of a document; None for that of an array."""
     group = parse_document(written)
     return None if isinstance(group, ArrayMetadata) else copies_in(group.document)
@@ -331,17 +331,17 @@ def _true_group(group: Document, nodes: Mapping[str, bytes | None], prefix: str)
         return group
     result: dict[str, Json] = {}
     for path, copy in copies.items():
-        location = prefix + path
-        if location.strip("/") not in nodes:
+        full = prefix + path
+        if full.strip("/") not in nodes:
             continue
-        text = nodes[location.strip("/")]
+        text = nodes[full.strip("/")]
         if text is None:
             result[path] = copy
             continue
         with suppress(MetadataError):
             own = parse_json(text)
             if isinstance(own, dict):
-                true = _true_copy(copy, own, nodes, f"{location}/")
+                true = _true_copy(copy, own, nodes, f"{full}/")
                 if true is copy or _can_be_shown(own, copy):
                     result[path] = true
     is_same = len(result) == len(copies) and all(result[path] is copy for path, copy in copies.items())
@@ -392,15 +392,15 @@ def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: M
     return written if document == edited else encode_json(document)
 
 
-def says_the_same(one: bytes, other: bytes) -> bool:
+def means_the_same(one: bytes, other: bytes) -> bool:
     """Whether two documents of a node, including copies in them, mean the same."""
     try:
-        return _says_the_same(parse_json(one), parse_json(other))
+        return _means_the_same(parse_json(one), parse_json(other))
     except (MetadataError, RecursionError):
         return False
 
 
-def _says_the_same(one: Json, other: Json) -> bool:
+def _means_the_same(one: Json, other: Json) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         if one.get("node_type") == other.get("node_type") == "array":
             if canonical(one) == canonical(other):
@@ -411,7 +411,7 @@ def _says_the_same(one: Json, other: Json) -> bool:
         if copies is not None and others is not None:
             is_same = canonical(_with_copies(one, {})) == canonical(_with_copies(other, {}))
             is_same = is_same and copies.keys() == others.keys()
-            return is_same and all(_says_the_same(copy, others[path]) for path, copy in copies.items())
+            return is_same and all(_means_the_same(copy, others[path]) for path, copy in copies.items())
     return canonical(one) == canonical(other)
 
 

@@ -445,8 +445,8 @@ class ChunkFileNames(ChunkKeyEncoding):
         number = key.removesuffix(".chunk")
         if not self.begins(key, ndim) or not set(number) <= set("0123456789ABCDEF"):
             return None
-        location = _indices(self.numbers).get(int(number, 16))
-        return None if location is None else tuple(map(int, np.unravel_index(location, self.grid_shape)))
+        position = _indices(self.numbers).get(int(number, 16))
+        return None if position is None else tuple(map(int, np.unravel_index(position, self.grid_shape)))
 
     @property
     def _numbers(self) -> "memoryview[int]":
@@ -460,7 +460,7 @@ def _file_name(number: int) -> str:
 @lru_cache(8)
 def _indices(numbers: bytes) -> dict[int, int]:
     """Return the index of each number."""
-    return {number: location for location, number in enumerate(memoryview(numbers).cast("q")) if number != _NO_FILE}
+    return {number: position for position, number in enumerate(memoryview(numbers).cast("q")) if number != _NO_FILE}
 
 
 @dataclass(frozen=True, slots=True)

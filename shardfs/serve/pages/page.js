@@ -161,11 +161,11 @@ function start(section) {
       else showPicture(await reply.blob(), mine.signal);
       if (mine.signal.aborted) return;
       describe(about);
-      say([about.text, ...about.notes].join("; "), about.damage);
+      report([about.text, ...about.notes].join("; "), about.damage);
     } catch (error) {
       if (mine.signal.aborted) return;
       image.hidden = true;
-      say("", error.message);
+      report("", error.message);
     }
     view.classList.remove("is-waiting");
     showMark();
@@ -257,7 +257,7 @@ function start(section) {
     }
   }
 
-  function say(text, problem) {
+  function report(text, problem) {
     const lines = [element("span", text), element("span", problem, "problem")];
     status.replaceChildren(...lines.filter((line) => line.textContent !== ""));
   }

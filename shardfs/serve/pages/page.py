@@ -121,7 +121,9 @@ class PageBuilder:
             if not await is_answered(exchange, None, caching):
                 await exchange.reply(200, [*html.headers(nonce), *caching], pieces)
 
-    async def say(self, exchange: Exchange, status: int, reason: str, up: str, parents: list[tuple[str, str]]) -> None:
+    async def show_error(
+        self, exchange: Exchange, status: int, reason: str, up: str, parents: list[tuple[str, str]]
+    ) -> None:
         """Send a page that says why there is none, with ways back to the *parents*, texts and addresses."""
         nonce = html.new_nonce()
         title = f"{status} {HTTPStatus(status).phrase}"
@@ -216,7 +218,7 @@ class PageBuilder:
         openers = await self._openers(address, node, pyramid)
         return pyramid, "".join([_heading(node, openers), *parts, openers]), ""
 
-    def _said(self, node: Node) -> str:
+    def _details(self, node: Node) -> str:
         """Return what the document of a node says."""
         is_array = isinstance(node.metadata, ArrayMetadata)
         facts = html.section("facts", "Description", html.facts(facts_of(node, self._views))) if is_array else ""
@@ -378,7 +380,7 @@ class PageBuilder:
             if isinstance(node.metadata, GroupMetadata):
                 target = quote(os.fsencode(address.path), safe="/")
                 yield group.dataset(nodes, address.up, target, limits, is_image=is_picture)
-            yield openers + self._said(node)
+            yield openers + self._details(node)
         if len(directories) > most and not is_array:
             rest = f"Of {len(directories):,} directories, the first {most:,} are looked at to say what they are."
             more = f"{rest} {more}".strip()

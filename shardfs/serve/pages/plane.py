@@ -171,11 +171,11 @@ class Seen:
     def __init__(self, cut: Cut) -> None:
         self.ttl = cut.array.ttl
         self._cut = cut
-        self._locations: dict[tuple[int, ...], Hashable] = {}
+        self._identities: dict[tuple[int, ...], Hashable] = {}
 
-    def add(self, piece: _Piece, location: Hashable, ttl: float) -> None:
-        """Note in which *location* the bytes of a chunk are, None if nothing tells."""
-        self._locations[piece.numbers] = location
+    def add(self, piece: _Piece, identity: Hashable, ttl: float) -> None:
+        """Note what identifies the bytes of a chunk, None if nothing does."""
+        self._identities[piece.numbers] = identity
         self.ttl = min(self.ttl, ttl)
 
     def add_missing(self, piece: _Piece, reason: str) -> None:
@@ -185,10 +185,10 @@ class Seen:
     @property
     def version(self) -> Hashable:
         """What is equal for equal pictures of one style, in every process; None if nothing tells versions apart."""
-        cut, locations = self._cut, [self._locations[numbers] for numbers in sorted(self._locations)]
-        if None in locations:
+        cut, identities = self._cut, [self._identities[numbers] for numbers in sorted(self._identities)]
+        if None in identities:
             return None
-        return cut.array.path, cut.array.meaning, cut.axes, cut.samples, cut.at, tuple(locations)
+        return cut.array.path, cut.array.meaning, cut.axes, cut.samples, cut.at, tuple(identities)
 
 
 async def look_at(paths: Paths, cut: Cut) -> Seen:
@@ -199,7 +199,7 @@ async def look_at(paths: Paths, cut: Cut) -> Seen:
         path = cut.path_of(piece)
         try:
             async with paths.open(path) as handle:
-                seen.add(piece, paths.location_of(path, handle), handle.attributes.ttl)
+                seen.add(piece, paths.identity_of(path, handle), handle.attributes.ttl)
         except (NotFoundError, CorruptionError) as error:
             seen.add_missing(piece, str(error))
 
@@ -207,7 +207,7 @@ async def look_at(paths: Paths, cut: Cut) -> Seen:
     return seen
 
 
-class _Said(NamedTuple):
+class _Parsed(NamedTuple):
     """What a document of the decoded view says of an array, if *reason* is None; *attributes* are those we read.
 
     *digest* is equal for equal documents.
@@ -219,11 +219,11 @@ class _Said(NamedTuple):
     attributes: Mapping[str, Json]
 
 
-_KNOWN: WeakKeyDictionary[Node, _Said] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Node, _Parsed] = WeakKeyDictionary()
 """What is known of nodes: each picture and each value under a pointer asks again."""
 
 
-def _read_document(data: bytes) -> _Said:
+def _read_document(data: bytes) -> _Parsed:
     """Parse a document, which may be very large: see `Hierarchy.work`."""
     array = parse_array(parse_json(data))
     found = array.document.get("attributes")
@@ -236,7 +236,7 @@ def _read_document(data: bytes) -> _Said:
     reason = None
     if not is_plain or [codec.name for codec in array.codecs] != ["bytes"]:
         reason = "its chunks are not decoded here: it is shown as it is stored"
-    return _Said(
+    return _Parsed(
         hashlib.sha256(data).digest(), reason, replace(array, document={**array.document, "attributes": {}}), attributes
     )
 
@@ -254,17 +254,19 @@ async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded
         raise NotFoundError(f"{path or 'the source'} is no Zarr v3 array")
     document_path = join_key(path, DOCUMENT)
     ttl = (await paths.attributes(document_path)).ttl
-    said = _KNOWN.get(node)
-    if said is None:
-        said = _KNOWN[node] = await paths.source.hierarchy.work(_read_document, bytes(await paths.read(document_path)))
-    array, document = said.array, said.array.document
-    if said.reason is not None:
-        raise NotShownError(said.reason)
+    parsed = _KNOWN.get(node)
+    if parsed is None:
+        parsed = _KNOWN[node] = await paths.source.hierarchy.work(
+            _read_document, bytes(await paths.read(document_path))
+        )
+    array, document = parsed.array, parsed.array.document
+    if parsed.reason is not None:
+        raise NotShownError(parsed.reason)
     data_type = DataType.parse(document["data_type"])
     if not data_type.is_native or data_type.dtype.kind not in kinds:
         raise NotShownError(f"the data type {data_type.name} has no numbers that can be drawn")
     fill = fill_element(document["data_type"], document["fill_value"])
-    meaning = said.digest, node.any_array.fingerprint if node.any_array is not None else None
+    meaning = parsed.digest, node.any_array.fingerprint if node.any_array is not None else None
     found = Decoded(
         path,
         array.shape,
@@ -275,7 +277,7 @@ async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded
         tuple(document.get("dimension_names") or [None] * array.ndim),
         ttl,
         meaning,
-        Variable.of(data_type.dtype, said.attributes),
+        Variable.of(data_type.dtype, parsed.attributes),
     )
     if found.chunk_nbytes > MAX_DECODED_NBYTES:
         limit = size(MAX_DECODED_NBYTES)
@@ -336,9 +338,9 @@ async def read_plane(paths: Paths, cut: Cut) -> Plane:
                 except CorruptionError as error:
                     damage.append(str(error))
                     are_known[target] = False
-                    seen.add(piece, paths.location_of(path, handle), 0.0)
+                    seen.add(piece, paths.identity_of(path, handle), 0.0)
                     return
-                seen.add(piece, paths.location_of(path, handle), handle.attributes.ttl)
+                seen.add(piece, paths.identity_of(path, handle), handle.attributes.ttl)
         except NotFoundError as error:
             missing += 1
             are_stored[target] = False
