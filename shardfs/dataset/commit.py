@@ -20,7 +20,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Judge, Others
-from shardfs.dataset.durable import try_to_make_durable
+from shardfs.dataset.durable import make_durable, try_to_make_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
@@ -39,6 +39,7 @@ from shardfs.errors import (
     StoreError,
     UnreachableError,
     counted,
+    first_of,
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ObjectEdit, join_key
@@ -242,7 +243,7 @@ class GroupCommit:
         Without it, the shard is rewritten without dead bytes.
 
         Returns False, and changes nothing, if changes of the shard are pending: whoever finds this commit done takes
-        all that was published before for stored. So it does without a *plan* if other sessions have pending changes,
+        all that was published before for stored. Without a *plan*, it also does if other sessions have pending changes,
         which would name entries that move.
         """
         queue = self.queue(layout, shard)
@@ -363,6 +364,8 @@ class GroupCommit:
             queue.got_lock()
             await self._look_again(queue, array, edit)
             stored, outdated = await self._judge_again(records, edit)
+            if stored and not self._source.store.rewrites:
+                await make_durable(self._source.writable, queue.key)
             if not stored and not outdated and (edit.snapshot is not None or first is not None):
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
                 try:
@@ -423,12 +426,11 @@ class GroupCommit:
     async def _put_outdated_aside(self, queue: ShardQueue, changes: Sequence[ChunkChange], why: str) -> None:
         """Put changes of a shard into the conflict journal."""
         log.error(
-            "kept %s of %s, %s; `shardfs recover` shows them: %s%s",
+            "kept %s of %s, %s; `shardfs recover` shows them: %s",
             counted(len(changes), "chunk"),
             queue.layout.path or "the array",
             why,
-            ", ".join("/".join(map(str, change.coords)) for change in changes[:_MAX_TOLD]),
-            ", …" if len(changes) > _MAX_TOLD else "",
+            first_of(["/".join(map(str, change.coords)) for change in changes], _MAX_TOLD),
         )
         await self.put_aside(changes)
         queue.conflicted(len(changes))
@@ -532,19 +534,25 @@ class GroupCommit:
         return version.begins_with_chunk and ndead >= self._auto_compact * index.shard_nbytes
 
     async def _announce(self, commits: Sequence[_Commit]) -> None:
-        """Make undo records and payloads durable before the shards are changed."""
+        """Make undo records and payloads durable before the shards are changed.
+
+        If that fails, an undo record may be durable all the same, so nobody may append to its shard until the next
+        attempt has settled that.
+        """
         if not commits or self.journal.has_vanished:
-            return  # changes that are in no log any more are safer in their shard, whatever happens to this process
-        announced: list[UndoRecord] = []
+            return  # changes that are in no journal any more are safer in their shard, whatever happens to this process
+        announced: list[_Commit] = []
         try:
             async with self.journal.appending:
                 for commit in commits:
-                    announced.append(self.journal.append(commit.undo))
-                self.undos |= {undo.key: undo for undo in announced}
+                    undo = self.journal.append(commit.undo)
+                    self.undos[undo.key] = undo
+                    announced.append(commit)
+            await self.sync_soon()
         except ShardfsError:
-            await self.journal.release_soon(announced)
+            for commit in announced:
+                commit.edit.leave()
             raise
-        await self.sync_soon()
 
     async def _undo_record(
         self, queue: ShardQueue, layout: ArrayLayout, edit: ObjectEdit, old: OpenShard | None, new: NewShard
@@ -581,23 +589,26 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ShardfsError as error:
-                await self._take_back(commit, error)
+                await self._give_up(commit, error)
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
 
-    async def _take_back(self, commit: _Commit, error: ShardfsError) -> None:
+    async def _give_up(self, commit: _Commit, error: ShardfsError) -> None:
         """Give up a commit that failed with *error*.
 
-        A shard that was not changed, or taken back, is no torn version if others change it now. Any other is left for
-        the next attempt to settle, and nobody may append to it until then.
+        A shard that was not changed, or whose old version is durable again, is no torn version if others change it now.
+        Any other that was to be appended to in place is left for the next attempt to settle, and nobody may append to
+        it until then.
         """
         edit, undo = commit.edit, self.undos.get(commit.queue.key)
         if isinstance(error, ConflictError) or await has_not_begun(self._source, commit.undo):
             if undo is not None:
                 try:
+                    if not isinstance(error, ConflictError) and not self._source.store.rewrites:
+                        await make_durable(self._source.writable, commit.queue.key)
                     undo = await disarmed(self.journal, undo)
                 except ShardfsError:
                     edit.leave()

@@ -19,7 +19,10 @@ _SYNCS_AT_ONCE: Final = 16
 
 
 async def make_durable(store: Store, key: str) -> None:
-    """Make a shard durable, if it can be opened, with its name; raises the error that prevents it."""
+    """Make a shard durable, with its name; raises the error that prevents it.
+
+    One that cannot be opened is passed over: nobody can compare it with records either.
+    """
     file = None
     with suppress(ShardfsError):
         file = await store.open_passthrough(key)

@@ -206,14 +206,14 @@ async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ..
 
 async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, inside: Coords) -> None:
     """Remove the chunks of one shard that are outside the grid *inside*."""
+    before = array.grid.chunk_shape, array.layout.key_encoding
 
     async def outside() -> Mapping[Coords, Content | None] | None:
         """Return what to remove, all if that is None: not what is in an array that another session has made larger."""
-        limits, now = inside, await commits.array_now(array.layout.path)
-        if now is not None:
-            if now.grid.chunk_shape != array.grid.chunk_shape or now.layout.key_encoding != array.layout.key_encoding:
-                return {}  # another session has made another array of it
-            limits = tuple(map(max, inside, now.grid.grid_shape))
+        now = await commits.array_now(array.layout.path)
+        if now is None or (now.grid.chunk_shape, now.layout.key_encoding) != before:
+            return {}  # somebody has made something else of it
+        limits = tuple(map(max, inside, now.grid.grid_shape))
         starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
         if any(start >= n for start, n in zip(starts, limits, strict=True)):
             return None

@@ -11,6 +11,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.consolidated import is_in_any
+from shardfs.dataset.journal.recovery import finish_shrink
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
@@ -273,7 +274,7 @@ class Documents:
         stored = node.document if isinstance(node.metadata, GroupMetadata) else None
         await self._store(node, await self._with_copies(node, stored, written, nodes), publication)
 
-    async def _settle(self, path: str) -> None:
+    async def _let_others_commit(self, path: str) -> None:
         """Let all other sessions commit, before an array at *path* is made or gets another shape.
 
         What they have published is of the array as it was: it must not come into another one, or be taken for part of
@@ -292,7 +293,11 @@ class Documents:
         store = partial(self._store_document, node, document, edited.document, publication)
         if edited.shape != stored.shape:
             await commits.flush(below=node.path)  # a new shape renumbers the chunks
-            await self._settle(node.path)
+            await self._let_others_commit(node.path)
+            # Else what is still to be removed would be shown again.
+            for shrink in commits.journal.shrinks(node.path):
+                await finish_shrink(self._writer.source, commits, shrink)
+                await commits.journal.release_soon([shrink])
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await store()
             if edited.shape != stored.shape:
@@ -319,7 +324,7 @@ class Documents:
 
         Chunks that came before it are taken in.
         """
-        await self._settle(node.path)
+        await self._let_others_commit(node.path)
         document: Document | None = None
         if self._chunks_per_shard is not None:
             try:

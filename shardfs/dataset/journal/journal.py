@@ -37,6 +37,7 @@ from shardfs.dataset.journal.records import (
     Checkpoint,
     Live,
     Payload,
+    Shrink,
     damaged_name,
     new_name,
     pack_meta,
@@ -267,6 +268,7 @@ class Journal:
         if oldest is self._active:
             self._active = None
         for record in records:
+            record.carried()
             self.append(record, record.payload)
         self._remove_released()
 
@@ -293,6 +295,10 @@ class Journal:
             if not are_named:
                 self._sync_names()
             self.synced_sequence = sequence
+
+    def shrinks(self, path: str) -> Sequence[Shrink]:
+        """Return the live records of the array at *path* being made smaller: it was interrupted."""
+        return [record for _, record in self._live.values() if isinstance(record, Shrink) and record.path == path]
 
     async def empty_soon(self) -> None:
         """Remove all segments if nothing is live in them; the caller does not hold `appending`.

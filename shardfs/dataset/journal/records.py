@@ -39,8 +39,8 @@ from shardfs.format.codecs import crc32c
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
-VERSION: Final = 7
-READABLE: Final = (6, VERSION)
+VERSION: Final = 8
+READABLE: Final = (6, 7, VERSION)
 """The versions of segments that are read."""
 
 RECORD_NBYTES: Final = 40
@@ -116,6 +116,9 @@ class _Record:
     sequence: int
     payload: Payload = field(default=_UNPLACED, kw_only=True, compare=False)
     nbytes: int = field(default=0, kw_only=True, compare=False, repr=False)
+
+    def carried(self) -> None:
+        """Note that it is about to be appended again."""
 
     def placed(self, sequence: int, payload: Payload, nbytes: int) -> None:
         """Note where it is in a journal."""
@@ -210,10 +213,11 @@ class UndoRecord(_Record):
     Another file or object may replace it, written under the key *temporary* ("" if there is none). If the file with
     the number *inode* (else 0) is appended to, its size changes from *old_nbytes* to *planned_nbytes*, *checksum* is
     the `reversed_checksum` of the new bytes, the hashes are the `hash_of` the index at the old end and of that at the
-    new one, and *old_mtime_ns* is the time of the old version, −1 if it is not known.
+    new one, and *old_mtime_ns* is the time of the old version, −1 if it is not known. *first_sequence* is that which it
+    had when the commit began, if it was carried forward since, else 0.
     """
 
-    FIELDS: ClassVar[str] = "tattqqqqbbi"
+    FIELDS: ClassVar[str] = "tattqqqqbbiq"
     KIND: ClassVar[int] = 4
 
     path: str
@@ -227,6 +231,16 @@ class UndoRecord(_Record):
     old_index_hash: bytes = b""
     new_index_hash: bytes = b""
     old_mtime_ns: int = UNKNOWN_TIME
+    first_sequence: int = 0
+
+    @property
+    def since(self) -> int:
+        """The sequence when the commit began: it stored no record that is later."""
+        return self.first_sequence or self.sequence
+
+    def carried(self) -> None:
+        """Keep the sequence when the commit began."""
+        self.first_sequence = self.since
 
     @property
     def subject(self) -> Hashable:
@@ -255,7 +269,10 @@ CLASSES: Final[dict[int, type[Record]]] = {
 }
 """The classes of records by their numbers in files."""
 
-_FIELDS_BEFORE: Final[dict[tuple[int, type[Record]], str]] = {(6, UndoRecord): UndoRecord.FIELDS[:-1]}
+_FIELDS_BEFORE: Final[dict[tuple[int, type[Record]], str]] = {
+    (6, UndoRecord): UndoRecord.FIELDS[:-2],
+    (7, UndoRecord): UndoRecord.FIELDS[:-1],
+}
 """The fields of a class in an earlier version, which are the first of those that it has now."""
 
 _NAMES: Final = {cls: [item.name for item in fields(cls)[1:] if not item.kw_only] for cls in CLASSES.values()}

@@ -3,7 +3,8 @@
 Commits that were torn are first undone (`shardfs.dataset.journal.undo`). A record becomes pending again if the chunk is
 still the one that it was published over: its array has the same metadata, and its shard is the same version, or has
 grown out of it by appends that left the chunk alone. Bytes are read for that only if the chunk was stored again. The
-record is released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict
+record is released if its very bytes are stored, whoever wrote later versions of the shard, or were by the commit that
+was under way. Otherwise it is a conflict
 and goes to the conflict journal: what somebody else may have written since is not replaced unasked. A record that
 cannot be handled blocks no other.
 
@@ -29,6 +30,7 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Others
 from shardfs.dataset.commit import GroupCommit
+from shardfs.dataset.durable import make_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
@@ -71,8 +73,9 @@ class Fits:
 
 @dataclass(frozen=True)
 class Stored:
-    """A change with which nothing is to be done: its very bytes are stored."""
+    """A change with which nothing is to be done: its very bytes are stored in the shard *key*."""
 
+    key: str
     reason: ClassVar[str] = "the chunk already is like that"
     can_be_applied: ClassVar[bool] = True
 
@@ -82,7 +85,7 @@ class Conflict:
     """A change that nobody makes unasked, for the *reason*.
 
     *array* is the one in which `shardfs recover --apply` makes it all the same; None if that is impossible as long as
-    there is this reason. *is_damaged*: that is damage of the shard, which ends if another session has torn it.
+    there is this reason. *is_damaged*: that is damage, which ends if another session has torn the shard.
     """
 
     reason: str
@@ -103,7 +106,8 @@ Verdict = Fits | Stored | Conflict
 class Recovery:
     """What was found in a journal: *unfinished* commits, changes that are pending again, and conflicts.
 
-    The records *released* are not needed any more.
+    The records *released* are not needed any more, nor are those that are *stored* in the shards of these keys, once
+    these are durable.
     """
 
     unfinished: Sequence[UnfinishedCommit]
@@ -111,6 +115,17 @@ class Recovery:
     conflicts: list[tuple[ChunkChange | Shrink, Conflict]] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[Live] = field(default_factory=list)
+    stored: list[tuple[str, ChunkChange]] = field(default_factory=list)
+
+    def add(self, change: ChunkChange, verdict: Verdict) -> None:
+        """Note what is to be done with a change."""
+        match verdict:
+            case Fits(array):
+                self.pending.append((array, change))
+            case Stored(key):
+                self.stored.append((key, change))
+            case Conflict():
+                self.conflicts.append((change, verdict))
 
 
 async def classify(source: Source, contents: JournalContents, unfinished: Sequence[UnfinishedCommit]) -> Recovery:
@@ -124,16 +139,21 @@ async def classify(source: Source, contents: JournalContents, unfinished: Sequen
         except ShardfsError as error:
             if source.store.root is None:
                 raise  # when the journal is replayed next, the server may answer
-            verdict = Conflict(str(error))
-        match verdict:
-            case Fits(array):
-                recovery.pending.append((array, change))
-            case Stored():
-                recovery.released.append(change)
-            case Conflict():
-                recovery.conflicts.append((change, verdict))
+            array = await _array_of(source, change)
+            verdict = Conflict(str(error)) if array is None else Fits(array)  # it is judged when it is committed
+        recovery.add(change, verdict)
     recovery.shrinks = [record for record in contents.records if isinstance(record, Shrink)]
     return recovery
+
+
+async def _array_of(source: Source, change: ChunkChange) -> Array | None:
+    """Return the array that a change was published in, if that is still there, and has such a chunk."""
+    with suppress(ShardfsError):
+        check_name(change.path)
+        array = await source.hierarchy.array(change.path)
+        if array is not None and array.fingerprint == change.fingerprint and array.grid.contains(change.coords):
+            return array
+    return None
 
 
 async def replay(source: Source, contents: JournalContents, commits: GroupCommit) -> Recovery:
@@ -166,6 +186,7 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     for kept, conflict in recovery.conflicts:
         way_out = "`shardfs recover --apply` applies it" if conflict.can_be_applied else NOT_YET
         log.error("%s; it is kept, and %s", describe(kept, conflict), way_out)
+    await _release_stored(source, recovery)
     await commits.put_aside([change for change, _ in recovery.conflicts])
     await commits.journal.release_soon(recovery.released)
     contents.live.clear()  # pending changes have their payloads; other records must not keep removed files open
@@ -173,39 +194,55 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     return recovery
 
 
+async def _release_stored(source: Source, recovery: Recovery) -> None:
+    """Let the records be released of what is stored, shard by shard, once that is durable: others may not see to it."""
+    by_key: dict[str, list[ChunkChange]] = {}
+    for key, change in recovery.stored:
+        by_key.setdefault(key, []).append(change)
+    for key, changes in by_key.items():
+        try:
+            if not source.store.rewrites:
+                await make_durable(source.writable, key)
+        except ShardfsError as error:
+            log.error("what was published in %s is stored, but not durable, and stays in the journal: %s", key, error)  # noqa: TRY400
+        else:
+            recovery.released += changes
+
+
 async def _confirm_conflicts(source: Source, recovery: Recovery) -> None:
     """Judge conflicts once more, under the locks of their shards.
 
     Others may have been changing them when they were first looked at, this process, too.
     """
+    by_key: dict[str, list[tuple[ChunkChange, Conflict]]] = {}
     conflicts, recovery.conflicts = recovery.conflicts, []
     for change, conflict in conflicts:
-        verdict: Verdict = conflict
-        if not isinstance(change, Shrink) and not source.store.rewrites:
-            try:
-                verdict = await patiently(partial(_judge_locked, source, change))
-            except ShardfsError:
-                if conflict.array is not None:
-                    verdict = Fits(conflict.array)  # it is judged when it is committed
-        match verdict:
-            case Fits(array):
-                assert not isinstance(change, Shrink)
-                recovery.pending.append((array, change))
-            case Stored():
-                recovery.released.append(change)
-            case Conflict():
-                recovery.conflicts.append((change, verdict))
+        array = None if isinstance(change, Shrink) or source.store.rewrites else await _array_of(source, change)
+        if array is None or isinstance(change, Shrink):
+            recovery.conflicts.append((change, conflict))
+        else:
+            key = array.layout.shard_key(array.grid.locate(change.coords).shard)
+            by_key.setdefault(key, []).append((change, conflict))
+    for key, those in by_key.items():
+        try:
+            await patiently(partial(_judge_locked, source, key, those, recovery))
+        except ShardfsError:
+            for change, conflict in those:
+                # It is judged when it is committed.
+                recovery.add(change, conflict if conflict.array is None else Fits(conflict.array))
 
 
-async def _judge_locked(source: Source, change: ChunkChange, waited: float) -> Verdict:
-    check_name(change.path)
-    array = await source.hierarchy.array(change.path)
-    if array is None or array.fingerprint != change.fingerprint or not array.grid.contains(change.coords):
-        return await judge(source, change)
-    key = array.layout.shard_key(array.grid.locate(change.coords).shard)
+async def _judge_locked(
+    source: Source, key: str, those: Sequence[tuple[ChunkChange, Conflict]], recovery: Recovery, waited: float
+) -> None:
+    verdicts: list[Verdict] = []
     async with source.writable.edit(key, waited=waited) as edit:
-        # What another session has torn is undone before it is judged again, to be committed.
-        return Fits(array) if edit.was_interrupted else await judge(source, change)
+        for change, _ in those:
+            array = await _array_of(source, change) if edit.was_interrupted else None
+            # What another session has torn is undone before it is judged again, to be committed.
+            verdicts.append(await judge(source, change) if array is None else Fits(array))
+    for (change, _), verdict in zip(those, verdicts, strict=True):
+        recovery.add(change, verdict)
 
 
 NOT_YET: Final = "it cannot be applied while that is so"
@@ -258,12 +295,13 @@ async def judge(
         if len(change.coords) != array.grid.ndim or not array.grid.contains(change.coords):
             return Conflict("it lies outside the array now")
         is_same = array.fingerprint == change.fingerprint
-        commit = unfinished.get(array.layout.shard_key(array.grid.locate(change.coords).shard))
-        if is_same and commit is not None and commit.is_done and change.sequence < commit.undo.sequence:
-            return Stored()  # it was: others may have gone on from it
+        key = array.layout.shard_key(array.grid.locate(change.coords).shard)
+        commit = unfinished.get(key)
+        if is_same and commit is not None and commit.is_done and change.sequence < commit.undo.since:
+            return Stored(key)  # it was: others may have gone on from it
         if is_same and commit is not None and (not commit.is_examined or commit.keeps(change.superseded)):
             return Fits(array)  # what is not examined is not durable either: it is judged when that is done
-        return await while_it_changes(partial(_compare, array, change))
+        return await while_it_changes(partial(_compare, array, key, change))
     except ShardfsError as error:
         if not is_lasting(error):
             raise
@@ -271,14 +309,14 @@ async def judge(
         return Conflict(f"its {what} cannot be read: {error}", is_damaged=isinstance(error, CorruptionError))
 
 
-async def _compare(array: Array, change: ChunkChange) -> Verdict:
+async def _compare(array: Array, key: str, change: ChunkChange) -> Verdict:
     """Return what is to be done with *change* by looking at the stored chunk."""
     is_same = array.fingerprint == change.fingerprint
     if is_same and await array.is_as_noted(change.coords, change.superseded):
         return Fits(array)
     with suppress(CorruptionError):  # it may be damaged, or have been written for other codecs
         if await is_stored(array, change):
-            return Stored()
+            return Stored(key)
     return Conflict(_CHANGED, array) if is_same else Conflict("the metadata of the array has changed")
 
 

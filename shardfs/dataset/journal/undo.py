@@ -228,7 +228,7 @@ async def _done_by(
         if (
             isinstance(record, Put | Erase)
             and (record.path, record.fingerprint) == (undo.path, array.fingerprint)
-            and record.sequence < undo.sequence
+            and record.sequence < undo.since
             and len(record.coords) == grid.ndim
             and grid.contains(record.coords)
             and layout.shard_key(grid.locate(record.coords).shard) == undo.key
@@ -253,7 +253,7 @@ async def is_stored(array: Array, change: ChunkChange) -> bool:
 
 
 async def _was_done(source: Source, undo: UndoRecord) -> bool:
-    """Whether an append was completed, in the file or in a clone: its index is where it was planned.
+    """Whether an append was completed, in the file or in a clone: its bytes are where they were planned.
 
     Others may have appended since.
     """
@@ -263,8 +263,17 @@ async def _was_done(source: Source, undo: UndoRecord) -> bool:
             nbytes, snapshot = array.grid.index_nbytes(undo.shard), await source.store.open(undo.key)
             if nbytes <= undo.planned_nbytes <= snapshot.size:
                 index = await snapshot.read(undo.planned_nbytes - nbytes, nbytes)
-                return hash_of(bytes(index)) == undo.new_index_hash
+                # Others that wrote the same chunks, with the same sizes, have the same index.
+                return hash_of(bytes(index)) == undo.new_index_hash and await _is_as_planned(undo, snapshot)
     return False
+
+
+async def _is_as_planned(undo: UndoRecord, snapshot: Snapshot) -> bool:
+    """Whether a shard, which is as large as planned at least, has what was to be appended."""
+    checksum = 0
+    for start, nbytes in in_pieces(undo.planned_nbytes, undo.old_nbytes):
+        checksum = reversed_checksum(await snapshot.read(start, nbytes), checksum)
+    return checksum == undo.checksum
 
 
 async def patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
@@ -344,7 +353,7 @@ async def _look(source: Source, undo: UndoRecord) -> Outcome:
 
 
 async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) -> Outcome:
-    """Return the outcome of a commit to the shard *snapshot*; None if there is no shard."""
+    """Return the outcome of a commit to a shard; *snapshot* is None if there is none."""
     if snapshot is None or snapshot.stat.file is None:
         return Outcome.WHOLE
     size = snapshot.size
@@ -353,12 +362,8 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
         return Outcome.WHOLE
     if size == undo.old_nbytes and undo.old_mtime_ns in (UNKNOWN_TIME, snapshot.stat.mtime_ns):
         return Outcome.WHOLE
-    if size == undo.planned_nbytes:
-        checksum = 0
-        for start, nbytes in in_pieces(size, undo.old_nbytes):
-            checksum = reversed_checksum(await snapshot.read(start, nbytes), checksum)
-        if checksum == undo.checksum:
-            return Outcome.WHOLE
+    if size == undo.planned_nbytes and await _is_as_planned(undo, snapshot):
+        return Outcome.WHOLE
     return await _outcome_at_end(source, undo, snapshot)
 
 

@@ -64,8 +64,8 @@ async def _held(slot: Slot) -> AsyncIterator[StateDirectory | None]:
                 await trio.to_thread.run_sync(held.close)
 
 
-async def take_over(source: Source, slot: Slot) -> None:
-    """Commit what a dead session of this user published, unless another process does so.
+async def take_over(source: Source, slot: Slot) -> bool:
+    """Commit what a dead session of this user published; returns False if another process does so.
 
     What does not fit goes to the conflict journal of its slot, and what cannot be committed stays in its journal.
     Raises the error that prevents a commit.
@@ -73,6 +73,7 @@ async def take_over(source: Source, slot: Slot) -> None:
     async with _held(slot) as state:
         if state is not None:
             await _commit_left(Source.of(source.writable, ttl=0.0), state)
+        return state is not None
 
 
 async def _commit_left(source: Source, state: StateDirectory) -> None:
@@ -248,10 +249,10 @@ class OtherSessions(SessionsBeside):
                 reason = await commit()
                 await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
 
-    async def _take_over(self, slot: Slot) -> None:
+    async def _take_over(self, slot: Slot) -> bool:
         async with self._taking:  # one at a time: each may take as much memory as a session
             self._require_active()
-            await take_over(self._source, slot)
+            return await take_over(self._source, slot)
 
     def _require_active(self) -> None:
         """Raise `ReadOnlyError` while nothing may be written."""
@@ -266,9 +267,11 @@ class OtherSessions(SessionsBeside):
                 if not await self._ask(slot):
                     return
             elif slot.can_be_taken:
-                await self._take_over(slot)
+                is_tried = await self._take_over(slot)
                 if not await _has_pending(state):
                     return
+                if is_tried:
+                    raise StoreError(f"{state.root}/{state.key} has what cannot be committed now; the log says why")
             elif not slot.is_in_use:
                 return  # it is up to another user
             if trio.current_time() - begun > _DONE_SECONDS:

@@ -200,7 +200,8 @@ def _read(fd: int, offset: int, nbytes: int) -> memoryview:
 class LocalEdit:
     """A change of *key* in *store*: the open *file*, or nothing yet.
 
-    It has the *lock* of the key until it is released; where there is no directory yet, from the change on.
+    It has the *lock* of the key until it is released; where there is no directory yet, from the change on. There is
+    nothing to be left if there is no file, as opposed to one that could not be looked at.
     *permissions* are for a new file, and *make_directories* makes missing ones above it.
     """
 
@@ -217,6 +218,7 @@ class LocalEdit:
     _found: Descriptor | None = field(init=False, default=None)
     _is_settled: bool = field(init=False, default=False)
     _is_left: bool = field(init=False, default=False)
+    _is_absent: bool = field(init=False, default=False)
     _parent: str = field(init=False)
     _name: str = field(init=False)
 
@@ -245,6 +247,10 @@ class LocalEdit:
         if self.store.syscalls.appends_at_once(file.fd):
             self.append_alignment = BLOCK
 
+    def found_none(self) -> None:
+        """Note that the key stands for no file, or not any more."""
+        self._is_absent = self.snapshot is None
+
     async def splice(self, splice: Splice, check: Callable[[], None] | None = None) -> Stat:
         """Store the new version: in place if it begins with the whole old one, or is its beginning, else anew.
 
@@ -256,7 +262,7 @@ class LocalEdit:
         return await self._splice(splice, check, is_known=not self.was_interrupted)
 
     async def _splice(self, splice: Splice, check: Callable[[], None] | None = None, *, is_known: bool) -> Stat:
-        """Store the new version; unless it *is_known* what a killed process did to the file, that is left alone."""
+        """Store the new version; the file stays as it is unless it *is_known* what is in it."""
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         with changing(self.key):
@@ -311,7 +317,7 @@ class LocalEdit:
 
     async def release(self) -> None:
         """Release the lock: the change is durable, or was undone, unless the file is left."""
-        held, self.lock, stays = self.lock, None, (self.was_interrupted or self._is_left) and self.snapshot is not None
+        held, self.lock, stays = self.lock, None, (self.was_interrupted or self._is_left) and not self._is_absent
         if self._found is not None:
             with suppress(OSError):  # others may have it open still
                 end_change(self._found.fd)

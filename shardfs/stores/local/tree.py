@@ -124,7 +124,7 @@ class LocalStore(LocalReader):
             held = await lock(self, parent, key, owner, waited)
         edit = LocalEdit(self, key, new, held, self.make_directories)
         try:
-            with suppress(NotFoundError):
+            try:
                 file, status = await self._open_to_change(key)
                 with changing(key):
                     edit.found(file, self.snapshot(key, file, status), waited)
@@ -132,6 +132,8 @@ class LocalStore(LocalReader):
                         await self.threads.on_content(self.syscalls.sync, file.fd)
                 if edit.was_interrupted:
                     await self.sync_directory(key.rpartition("/")[0])
+            except NotFoundError:
+                edit.found_none()
             yield edit
         finally:
             await edit.release()
