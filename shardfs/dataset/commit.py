@@ -20,7 +20,6 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Judge, Others
-from shardfs.dataset.durable import make_durable, try_to_make_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
@@ -30,6 +29,7 @@ from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.schedule import BATCH, PAUSE, Growth, Schedule, batches
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_location, open_shard
+from shardfs.dataset.syncing import make_durable, try_to_make_durable
 from shardfs.errors import (
     ConflictError,
     CorruptionError,

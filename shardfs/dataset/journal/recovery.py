@@ -30,7 +30,6 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Others
 from shardfs.dataset.commit import GroupCommit
-from shardfs.dataset.durable import make_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
@@ -46,6 +45,7 @@ from shardfs.dataset.journal.undo import (
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
+from shardfs.dataset.syncing import make_durable
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
 from shardfs.format.lens.unsharded import describe as describe_array

@@ -19,7 +19,6 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.durable import make_durable, make_names_durable
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import JournalContents
@@ -36,6 +35,7 @@ from shardfs.dataset.journal.records import (
     reversed_checksum,
 )
 from shardfs.dataset.shard import OpenShard
+from shardfs.dataset.syncing import make_durable, make_names_durable
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
