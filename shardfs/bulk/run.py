@@ -125,7 +125,8 @@ async def fill(
         job = Job(url_of(source), url_of(destination), options, how.compares)
         await job.reading(context).store.check()
         if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
-            raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
+            what = f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other"
+            raise UsageError(f"{what}; choose a DEST that is neither in SOURCE nor around it")
         if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).writable):
             raise _not_empty(job)
         if not job.reading(context).store.lists:

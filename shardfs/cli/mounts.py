@@ -26,7 +26,7 @@ from shardfs.cli.sources import store_options
 from shardfs.dataset.statistics import Metric, StatisticsSnapshot
 from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable, shown_time, size
 from shardfs.fuse import control
-from shardfs.fuse.control import Daemon, ListedMount, find_daemon, list_daemons, list_mounts
+from shardfs.fuse.control import Daemon, ListedMount, find_daemon, find_mount, list_daemons, list_mounts
 from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.progress import duration, pending
@@ -99,7 +99,7 @@ def find_rows() -> list[Row]:
     """Return the mounts that this process sees, and the daemons without one that it may look at."""
     mounted = list_mounts()
     with ThreadPoolExecutor(len(mounted) or 1) as threads:
-        rows = list(threads.map(_row, mounted))
+        rows = [row for row in threads.map(_row, mounted) if row is not None]
     known = {row.pid for row in rows}
     for daemon in list_daemons():
         metrics = daemon.latest()
@@ -109,12 +109,15 @@ def find_rows() -> list[Row]:
     return rows
 
 
-def _row(mount: ListedMount) -> Row:
+def _row(mount: ListedMount) -> Row | None:
+    """Return what is known of a mount; None if it has ended meanwhile."""
     access = "read-write" if mount.is_writable else "read-only"
     row = Row(mount.path, "serving", mount.owner, access=access, source=mount.source)
     try:
         metrics = control.ask(mount.path, _PATIENCE)
     except (OSError, UnfinishedError) as error:
+        if find_mount(mount.path) is None:
+            return None
         state = {errno.EACCES: "private", errno.ENOTCONN: "dead"}.get(error.errno or 0, "silent")
         daemon = find_daemon(mount.path, None) if state == "silent" else None
         note = control.explain(mount.path, error) if isinstance(error, OSError) else str(error)

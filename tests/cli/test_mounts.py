@@ -8,7 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from shardfs.fuse.control import list_daemons
+import pytest
+
+from shardfs.cli import mounts
+from shardfs.fuse.control import ListedMount, list_daemons
 from tests.cli.conftest import Background
 from tests.support.commands import MOUNT_POINT, one_line_of, run, run_json
 from tests.support.corpus import array, sharding
@@ -58,6 +61,17 @@ def test_serving_dead_silent_and_ending_mounts_are_listed(background: Background
     assert rows["dead"]["note"].endswith(f"run: shardfs umount {places['dead']}")
     assert f"`kill -CONT {daemons['silent']}` wakes it" in rows["silent"]["note"]
     assert rows["ending"]["note"].startswith("1 chunk is pending (24 B, since ")
+
+
+def test_a_mount_that_ends_while_it_is_looked_at_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mount point is then an ordinary directory, or gone: it is not silent."""
+    ended = [
+        ListedMount(str(tmp_path / name), "/data.zarr", 0, 0, is_writable=False, is_shared=False)
+        for name in ("gone", "left")
+    ]
+    (tmp_path / "left").mkdir()
+    monkeypatch.setattr(mounts, "list_mounts", lambda: ended)
+    assert [row for row in mounts.find_rows() if row.mountpoint.startswith(str(tmp_path))] == []
 
 
 NONSENSE = [
