@@ -18,6 +18,7 @@ from tests.support.s3_server import S3Server
 
 KIB, MIB = 2**10, 2**20
 WINDOW = 8 * MIB
+SMALL = 2 * MIB + 64 * KIB
 
 
 SIZES = [64 * KIB, WINDOW + 512 * KIB, 2 * WINDOW - 64 * KIB, 3 * WINDOW]
@@ -71,19 +72,19 @@ def test_a_whole_shard_in_order_takes_two_requests_and_one_more_for_each_8_mib(s
 
 
 def test_small_shards_that_are_read_in_order_are_one_request_each(remote: Remote) -> None:
-    chunks = fill(remote, "", bytes_of(31, nshards=4))
+    chunks = fill(remote, "", bytes_of(32, nshards=4))
     root = remote.mount()
     (root / "zarr.json").read_bytes()
     remote.taken()
-    for number in range(4 * 31):
+    for number in range(4 * 32):
         assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
-    index = index_nbytes(31)
-    first = [f"GET c/0 -{index}", f"GET c/0 0-{CHUNK - 1}", f"GET c/0 {CHUNK}-{31 * CHUNK - 1}"]
-    assert remote.asked() == [*first, *(f"GET c/{shard} 0-{2 * MIB - 1}" for shard in range(1, 4))]
+    index = index_nbytes(32)
+    first = [f"GET c/0 -{index}", f"GET c/0 0-{CHUNK - 1}", f"GET c/0 {CHUNK}-{32 * CHUNK - 1}"]
+    assert remote.asked() == [*first, *(f"GET c/{shard} 0-{SMALL - 1}" for shard in range(1, 4))]
 
 
 def test_a_chunk_here_and_there_after_shards_in_order_takes_its_bytes_again(remote: Remote) -> None:
-    chunks = fill(remote, "", bytes_of(31, nshards=4))
+    chunks = fill(remote, "", bytes_of(32, nshards=4))
     root = remote.mount()
     for number in (0, 1):
         (root / f"c/{number}").read_bytes()
@@ -91,17 +92,42 @@ def test_a_chunk_here_and_there_after_shards_in_order_takes_its_bytes_again(remo
     for number in (40, 50, 80, 110):
         assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
     asked = remote.asked()
-    assert asked[0] == f"GET c/1 0-{2 * MIB - 1}"
+    assert asked[0] == f"GET c/1 0-{SMALL - 1}"
     assert [words.split()[1] for words in asked[1:]] == ["c/2", "c/2", "c/3", "c/3"]
+
+
+def test_who_reads_on_in_the_middle_of_a_small_shard_gets_no_other_one_whole(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(32, nshards=3))
+    root = remote.mount()
+    (root / "zarr.json").read_bytes()
+    remote.taken()
+    for number in (10, 11, 40, 70):
+        assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
+    index = index_nbytes(32)
+    parts = [
+        f"c/0 -{index}",
+        _part(0, 10),
+        _part(0, 11, 21),
+        f"c/1 -{index}",
+        _part(1, 8),
+        f"c/2 -{index}",
+        _part(2, 6),
+    ]
+    assert remote.asked() == [f"GET {part}" for part in parts]
+
+
+def _part(shard: int, first: int, count: int = 1) -> str:
+    """Some chunks of a shard, as requests say it."""
+    return f"c/{shard} {first * CHUNK}-{(first + count) * CHUNK - 1}"
 
 
 @pytest.mark.parametrize("distance", [2, 4])
 def test_a_small_shard_whose_first_chunks_are_wanted_near_to_each_other_comes_whole(
     remote: Remote, distance: int
 ) -> None:
-    chunks = fill(remote, "", bytes_of(31))
+    chunks = fill(remote, "", bytes_of(32))
     root = remote.mount()
-    for number in (0, distance, *range(31)):
+    for number in (0, distance, *range(32)):
         assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
     assert len([words for words in remote.asked() if " c/0 " in words]) <= 4
 

@@ -19,8 +19,11 @@ WINDOW_NBYTES: Final = 8 * 2**20
 """The smallest request for an object that is read in order, if it has so many bytes."""
 
 
-SMALL_NBYTES: Final = 2 * 2**20
-"""Up to this size, an object is fetched as a whole once two units of it are wanted in order from its beginning."""
+SMALL_NBYTES: Final = 2 * 2**20 + 64 * 2**10
+"""Up to this size, an object is fetched as a whole once two units of it are wanted in order from its beginning.
+
+It is a shard with 2 MiB of chunks, as many have, and an index.
+"""
 
 
 class Span(NamedTuple):

@@ -317,10 +317,15 @@ class _Version:
             return ahead, True
         return (None if whole == wanted else whole), False
 
+    @property
+    def _nbegun(self) -> int:
+        """How many bytes from the beginning are in memory, such as an index there."""
+        first = self._objects.memory.spans(self._id).at(0)
+        return 0 if first is None else first.stop
+
     def _is_in_order(self) -> bool:
         """Whether units of a small object were wanted in order from its beginning, or from the index there."""
-        index = self._objects.memory.spans(self._id).at(0)
-        return are_in_order(self._units, 0) or (index is not None and are_in_order(self._units, index.stop))
+        return any(are_in_order(self._units, start) for start in {0, self._nbegun})
 
     def _rest(self, wanted: Sequence[Span]) -> Span | None:
         """Return what is missing of a small object from the first of *wanted* on, if it is read in order; else None."""
@@ -340,7 +345,7 @@ class _Version:
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
             self._reads.note_window(ahead.stop)
-            if self._reads.size <= SMALL_NBYTES:
+            if self._reads.size <= SMALL_NBYTES and ahead.start <= self._nbegun:
                 self._objects.read_in_order(self._key)
         if self._gathering is None:
             self._gathering = _Gathering()
