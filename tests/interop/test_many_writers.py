@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,12 @@ from distributed import Client, LocalCluster
 import shardfs
 from shardfs import errors
 from shardfs.api.dataset import Dataset
-from tests.interop.writers import Cell, write_cell, write_cells
+from tests.interop.writers import CELLS, CHUNKS, SHAPE, SHARDS, VALUES, make_image, write_cell, write_cells
 from tests.support.mounting import PATIENCE, Mounter, environment, flush, refuses
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_server import Bucket, S3Server, credentials
 from tests.support.serving import served
 from tests.support.writers import open_tensorstore
-
-SHAPE, CHUNKS, SHARDS = (100, 100, 100), (25, 25, 25), (2, 2, 2)
-VALUES = np.arange(100**3).reshape(SHAPE)
-CELLS: list[Cell] = [
-    tuple(slice(begin, begin + 25) for begin in begins) for begins in product(range(0, 100, 25), repeat=3)
-]
 
 
 @dataclass(frozen=True)
@@ -86,38 +79,32 @@ def opened(place: Place, shards: Sequence[int] = SHARDS) -> Iterator[Dataset]:
         yield dataset
 
 
-def make_image(dataset: Dataset) -> zarr.Array[Any]:
-    array = zarr.create_group(dataset.store()).create_array("image", shape=SHAPE, chunks=CHUNKS, dtype="i8")
-    dataset.flush()
-    return array
+@pytest.fixture(scope="module")
+def cluster(s3_server: S3Server) -> Iterator[LocalCluster]:
+    """Worker processes of Dask, which reach buckets without options."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (credentials() | {"AWS_ENDPOINT_URL": s3_server.endpoint_url}).items():
+            patch.setenv(name, value)
+        cluster = LocalCluster(n_workers=3, threads_per_worker=2, processes=True, dashboard_address=None)
+    with cluster:
+        yield cluster
 
 
-@contextmanager
-def workers(number: int) -> Iterator[Client]:
-    """Worker processes of Dask."""
-    # Dask asks a thread of its own for processes, and kills what it has started if that ends.
-    with (
-        LocalCluster(n_workers=number, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
-def test_workers_of_dask_store_an_array_whose_chunks_share_shards(place: Place) -> None:
-    with opened(place) as dataset, workers(3):
+def test_workers_of_dask_store_an_array_whose_chunks_share_shards(place: Place, cluster: LocalCluster) -> None:
+    with opened(place) as dataset, Client(cluster):
         image = make_image(dataset)
         values = dask.array.arange(100**3, chunks=25**3).reshape(SHAPE).rechunk(CHUNKS)
         dask.array.store(values, image, lock=False)
     place.has("image", VALUES)
 
 
-def test_workers_write_an_xarray_whose_chunks_are_smaller_than_shards(place: Place) -> None:
+def test_workers_write_an_xarray_whose_chunks_are_smaller_than_shards(place: Place, cluster: LocalCluster) -> None:
     values = np.arange(64 * 64.0).reshape(64, 64)
     data = xarray.Dataset({"height": (("y", "x"), values)}).chunk({"y": 8, "x": 16})
-    with opened(place, (4, 4)) as dataset, workers(2):
+    with opened(place, (4, 4)) as dataset, Client(cluster):
         data.to_zarr(dataset.store(), zarr_format=3, consolidated=False)
     place.has("height", values)
-    with opened(place) as dataset, workers(2):
+    with opened(place) as dataset, Client(cluster):
         part = (-data).isel(y=slice(8, 32))
         part.to_zarr(dataset.store(), region={"y": slice(8, 32)}, consolidated=False)
     values[8:32] *= -1
@@ -269,8 +256,7 @@ SENT = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
 import shardfs
-from tests.interop.test_many_writers import CELLS, SHARDS, VALUES, make_image
-from tests.interop.writers import write_cell
+from tests.interop.writers import CELLS, SHARDS, VALUES, make_image, write_cell
 
 if __name__ == "__main__":
     with shardfs.open(sys.argv[1], write=True, shards=SHARDS) as dataset:
