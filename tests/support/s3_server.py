@@ -7,6 +7,7 @@ stands for the endpoints that several hosts must not write to.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import boto3
 from botocore.config import Config
@@ -39,6 +42,9 @@ _PATIENCE = 60.0
 _READY = re.compile(rb"Running on (http://127\.0\.0\.1:\d+)")
 _SCRIPTS = os.path.dirname(sys.executable)
 _NUMBERS = count(1)
+_KEPT = threading.local()
+_SIGNED: Final = {"Authorization": f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20300101/{REGION}/s3/aws4_request"}
+"""No server looks at a signature, but `moto` whether there is one."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,26 @@ class Bucket:
 
     def put(self, key: str, data: bytes, **arguments: Any) -> str:
         """Store an object with further arguments of boto3, and return its ETag."""
+        if not arguments and (reply := self._ask("PUT", key, data)) is not None:
+            return reply[0]
         return self.client.put_object(Bucket=self.name, Key=key, Body=data, **arguments)["ETag"]
 
     def get(self, key: str) -> bytes:
+        if (reply := self._ask("GET", key)) is not None:
+            return reply[1]
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+
+    def _ask(self, method: str, key: str, data: bytes | None = None) -> tuple[str, bytes] | None:
+        """Return the ETag and the body of a reply, at a fifth of what boto3 costs; None unless it succeeded."""
+        connection = _connection(self.endpoint_url)
+        try:
+            connection.request(method, f"/{self.name}/{quote(key, safe='/~')}", data, _SIGNED)
+            reply = connection.getresponse()
+            body = reply.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            return None
+        return (reply.headers["ETag"], body) if reply.status in (200, 204) else None
 
     def head(self, key: str) -> dict[str, Any]:
         return self.client.head_object(Bucket=self.name, Key=key)
@@ -80,7 +102,8 @@ class Bucket:
 
     def delete(self, *keys: str) -> None:
         for key in keys:
-            self.client.delete_object(Bucket=self.name, Key=key)
+            if self._ask("DELETE", key) is None:
+                self.client.delete_object(Bucket=self.name, Key=key)
 
     def keys(self, prefix: str = "") -> list[str]:
         """All keys that begin with *prefix*, sorted."""
@@ -224,6 +247,14 @@ def _await_endpoint(process: subprocess.Popen[bytes], log: Path) -> str:
             raise RuntimeError(f"the server did not get ready: {log.read_text(errors='replace')}")
         time.sleep(0.01)
     return found[1].decode()
+
+
+def _connection(endpoint_url: str) -> http.client.HTTPConnection:
+    """Return the connection of this thread to a server, which is opened again if it was closed."""
+    connections: dict[str, http.client.HTTPConnection] = _KEPT.__dict__
+    if endpoint_url not in connections:
+        connections[endpoint_url] = http.client.HTTPConnection(endpoint_url.removeprefix("http://"), timeout=_PATIENCE)
+    return connections[endpoint_url]
 
 
 @lru_cache(maxsize=8)
