@@ -99,6 +99,8 @@ def slots_in(root: StateRoot) -> Sequence[Slot]:
     looks: list[tuple[StateDirectory, os.stat_result, bool | None, Holder]] = []
     for name in NAMES:
         home = StateDirectory(root.path, name, root.opened)
+        if not os.path.lexists(home.path):  # as nearly all of these names
+            continue
         numbers = sorted(int(name) for name in names_in(home.path) if NUMBER.fullmatch(name))
         states = [StateDirectory(root.path, f"{name}/{number}", root.opened) for number in numbers]
         if has_former(home):
