@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from . import (
@@ -16,8 +17,8 @@ from . import (
     clients,
     durable,
     growth,
-    hdf5,
     listing,
+    one_file,
     pack,
     pending,
     picture,
@@ -212,10 +213,10 @@ def _precomputed(plan: Plan) -> None:
     precomputed.run_large(precomputed.make_large(plan.work), plan.placed(FREE), plan.times(5))
 
 
-def _hdf5(plan: Plan) -> None:
+def _one_file(name: str, plan: Plan) -> None:
     if "shardfs" in plan.peers:
-        count = 64 if plan.quick else 1024
-        hdf5.run(hdf5.make(plan.work, count), count, plan.placed(FREE), plan.times(7))
+        kind, count = one_file.KINDS[name], 64 if plan.quick else 1024
+        one_file.run(kind, one_file.make(kind, plan.work, count), count, plan.placed(FREE), plan.times(7))
 
 
 def _serve(plan: Plan) -> None:
@@ -263,7 +264,8 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "serve": _serve,
     "picture": _picture,
     "precomputed": _precomputed,
-    "hdf5": _hdf5,
+    "hdf5": partial(_one_file, "hdf5"),
+    "zip": partial(_one_file, "zip"),
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
     "views": _views,

@@ -141,6 +141,10 @@ class FileContents(Protocol):
     to each other look like a file that is read in order, and 8 MiB come with the second one of a remote one.
     """
 
+    @property
+    def only_zarr(self) -> bool:
+        """Whether each array has a `zarr.json`, and no directory is one of another format, for which others look."""
+
     async def find(self, key: str) -> Part | None:
         """Return what the file *key* is; None if there is none. A directory is no file."""
 
@@ -171,7 +175,7 @@ class TreeStore(VirtualStore):
 
     That is called again when the file has changed. What is open then is `StaleError`, or stays what it was. It raises
     `MetadataError` if the file is none of the format, and `CorruptionError`. The last *tail_nbytes* bytes come with the
-    request that opens a remote file. *only_zarr*: each array in it has a `zarr.json`, and none is of another format.
+    request that opens a remote file.
     """
 
     def __init__(
@@ -184,13 +188,11 @@ class TreeStore(VirtualStore):
         ttl: float,
         part: str = "member",
         tail_nbytes: int = 0,
-        only_zarr: bool = False,
     ) -> None:
         self.url = url
         self.address = home.address._replace(url=url)
         self.ttl = ttl
         self.part = part
-        self.only_zarr = only_zarr
         self._home = home
         self._name = name
         self._load = load
@@ -199,6 +201,11 @@ class TreeStore(VirtualStore):
         self._nforgotten = 0
         self._loading = QuickLock()
         self._made: Cache[Hashable, Buffer] = Cache(len, _MAX_KEPT_NBYTES)
+
+    @property
+    def only_zarr(self) -> bool:  # type: ignore[override]
+        """Whether no directory is one of another format."""
+        return self._loaded is not None and self._loaded.contents.only_zarr
 
     def statistics(self) -> Mapping[str, object]:
         """Return the counts of the reader of the file."""
@@ -287,9 +294,11 @@ class TreeStore(VirtualStore):
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file; raises `CorruptionError` if it cannot be read."""
         loaded = await self._current(fresh=True)
-        if not key or await loaded.contents.is_directory(key):
-            raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
-        found = await _part(loaded, key)
+        found = await loaded.contents.find(key) if key else None
+        if found is None:
+            if not key or await loaded.contents.is_directory(key):
+                raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
+            raise NotFoundError(f"{key} does not exist")
         stat, source = self._stat(key, loaded, found), loaded.snapshot
         match await found.locate() if isinstance(found, LatePart) else found:
             case InlinePart(data):

@@ -52,6 +52,8 @@ class Boxed:
         self._header = header
         self._made = made
 
+    only_zarr = False
+
     async def find(self, key: str) -> InlinePart | RangePart | MadePart | BrokenPart | None:
         if key == "inline":
             return InlinePart(b"in the header")

@@ -35,7 +35,7 @@ class Hdf5(Format):
         if find_spec("h5py") is None:
             raise SourceError(f"{source.url} needs h5py; install it with: {how_to_install('hdf5')}")
         load = partial(_load, source.session)
-        return TreeStore(source.url, source.files, source.name, load, ttl=source.ttl, part="part", only_zarr=True)
+        return TreeStore(source.url, source.files, source.name, load, ttl=source.ttl, part="part")
 
 
 async def _load(session: trio.Nursery, snapshot: Snapshot) -> Hdf5Contents:

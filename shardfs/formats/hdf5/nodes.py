@@ -185,6 +185,8 @@ class _ChunkTable:
 class Hdf5Contents:
     """The groups and datasets of the version *snapshot* of a file, as Zarr v3. Each is read when it is asked for."""
 
+    only_zarr = True
+
     def __init__(self, snapshot: Snapshot, session: trio.Nursery) -> None:
         self._snapshot = snapshot
         self._library = LibraryProcess(snapshot, session)

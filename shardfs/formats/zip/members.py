@@ -20,6 +20,7 @@ from shardfs.formats import (
     MadePart,
     RangePart,
     Snapshot,
+    documents,
 )
 from shardfs.formats.zip.directory import (
     DEFLATED,
@@ -68,7 +69,14 @@ async def load(url: str, snapshot: Snapshot) -> "ZipContents":
         log.info("%s: %s a later one of the same name replaces", url, counted(members.nreplaced, "member"))
     for what in members.hidden:
         log.warning("%s: not shown are %s", url, what)
-    return ZipContents(snapshot, members)
+    only_zarr = await trio.to_thread.run_sync(_has_only_zarr, members)
+    return ZipContents(snapshot, members, only_zarr=only_zarr)
+
+
+def _has_only_zarr(members: Members) -> bool:
+    """Whether no member has the name of a document of another format."""
+    others = tuple(name.encode() for name in documents() - {DOCUMENTS[0]})
+    return not any(name.endswith(others) and name.rpartition(b"\0")[2] in others for name in members.names)
 
 
 def _feed(parser: DirectoryParser, data: memoryview) -> None:
@@ -77,11 +85,12 @@ def _feed(parser: DirectoryParser, data: memoryview) -> None:
 
 
 class ZipContents:
-    """The *members* of a ZIP file, of which *snapshot* is a version."""
+    """The *members* of a ZIP file, of which *snapshot* is a version; *only_zarr* is that of `FileContents`."""
 
-    def __init__(self, snapshot: Snapshot, members: Members) -> None:
+    def __init__(self, snapshot: Snapshot, members: Members, *, only_zarr: bool) -> None:
         self._snapshot = snapshot
         self._members = members
+        self.only_zarr = only_zarr
         self._before = np.zeros(len(members.names), np.uint32)  # of the local headers that were read
         self._one_large = trio.Lock()
 

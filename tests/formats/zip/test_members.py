@@ -398,3 +398,16 @@ def test_the_table_may_come_in_pieces_of_any_size(tmp_path: Path) -> None:
         for at in range(0, len(table), nbytes):
             parser.feed(table[at : at + nbytes])
         assert sorted(parser.finish().files()) == sorted(FILES)
+
+
+@pytest.mark.parametrize(
+    ("name", "only_zarr"), [("a/info", False), ("b.zarr/header.wkw", False), ("a/my_info", True), ("info/x", True)]
+)
+@in_trio
+async def test_other_formats_are_looked_for_if_a_member_has_the_name_of_a_document(
+    tmp_path: Path, name: str, only_zarr: bool
+) -> None:
+    write_zip(tmp_path / "a.zip", FILES | {name: b"x"})
+    store = opened(tmp_path / "a.zip")
+    await store.check()
+    assert store.only_zarr == only_zarr
