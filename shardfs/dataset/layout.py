@@ -383,15 +383,23 @@ class Pending(NamedTuple):
 
 
 class ShardQueue:
-    """The pending changes of one shard, oldest first.
+    """The pending changes of one shard, oldest first, and how their commit stands.
+
+    | the shard | *error* | *retry_at* | *locked_since* | begins with |
+    |---|---|---|---|---|
+    | waits until nothing is published in it | | | | the first change, `succeed` |
+    | was changed by others first | | soon | | `give_way` |
+    | is locked by another program | | soon | when that was seen first | `give_way`, `LockedError` |
+    | cannot be committed | why | in 5 s | as before | `fail` |
+
+    Each of the last three may follow each other. `got_lock` forgets *locked_since*, and so does `be_patient` once it
+    was given up to wait for the lock. All times are in seconds of the event loop's clock: *since* is that of the first
+    change, *touched* that of the last one. *ahead_at* is set if a chunk reaches beyond the shape that the array had
+    before: native readers see the new shape already, so the shard is due at once, but not before that time.
 
     *layout* is one of its array, not always the current one. *lock* is held while publishing in the shard, committing
-    or rewriting it: a record names the version that it supersedes, which a commit changes. *since* is the time of
-    the first change and *touched* that of the last one, in seconds of the event loop's clock. *error* prevents the
-    shard from being committed. *retry_at* is when it is tried again, after an error or after others changed it first.
-    *locked_since* is when another program was first found to hold its lock. *nconflicts* is how many of its changes
-    were ever put into the conflict journal. *ahead_at* is set if a chunk reaches beyond the shape that the array had
-    before: native readers see the new shape already, so the shard is due at once, but not before that time.
+    or rewriting it: a record names the version that it supersedes, which a commit changes. *nconflicts* is how many of
+    its changes were ever put into the conflict journal.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
