@@ -161,6 +161,18 @@ def test_links_to_groups_do_not_multiply_without_end(tmp_path: Path) -> None:
     assert len(names) < 100
 
 
+@pytest.mark.parametrize("name", ["B8LE", "B16LE", "B16BE", "B32BE", "B64LE"])
+def test_bitfields_are_numbers_as_they_are_stored(tmp_path: Path, name: str) -> None:
+    kind = getattr(h5py.h5t, f"STD_{name}")
+    values = np.arange(1, 4).astype(kind.dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((3,)))
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, mtype=kind)
+    with shardfs.open(tmp_path / "a.h5") as dataset:
+        assert dataset.filesystem().cat_file("x/c/0") == values.tobytes()
+        assert zarr.open_group(dataset.store(), mode="r")["x"][...].tolist() == [1, 2, 3]
+
+
 # What is skipped.
 
 

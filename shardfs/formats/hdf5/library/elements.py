@@ -11,6 +11,7 @@ from .channel import Json
 ERRORS: Final = (OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError)
 """What h5py raises where a file is damaged, or has what h5py does not know."""
 
+_BITS: Final = (8, 16, 32, 64)
 _FLOATS: Final = {2: ("F16LE", "F16BE"), 4: ("F32LE", "F32BE"), 8: ("F64LE", "F64BE")}
 
 
@@ -136,7 +137,10 @@ def _is_exact(kind: Any, dtype: Any) -> bool:  # noqa: ANN401
     what = kind.get_class()
     if kind.get_size() != dtype.itemsize:
         return False
-    if what in (h5t.INTEGER, h5t.BITFIELD):
+    if what == h5t.BITFIELD:  # of which h5py does not tell the precision
+        bits = 8 * kind.get_size()
+        return any(kind.equal(getattr(h5t, f"STD_B{bits}{order}")) for order in ("LE", "BE") if bits in _BITS)
+    if what == h5t.INTEGER:
         is_whole = kind.get_precision() == 8 * kind.get_size() and kind.get_offset() == 0
         return bool(is_whole and kind.get_order() in (h5t.ORDER_LE, h5t.ORDER_BE))
     if what == h5t.ENUM:
