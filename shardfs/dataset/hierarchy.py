@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -98,6 +98,7 @@ class Hierarchy:
         self._worker: Worker | None = None
         self._logged: Cache[str, str] = Cache(lambda _: 0, 0, _MAX_LOGGED)
         self._seen_arrays = _SeenArrays()
+        self._seen_foreign: Cache[str, str] = Cache(lambda _: 0, 0, _MAX_SEEN)  # the files that describe them
         self._nodes: Cache[str, tuple[Node, float]] = Cache(
             lambda known: known[0].memory, _MAX_NODES_NBYTES, _MAX_NODES
         )
@@ -139,7 +140,7 @@ class Hierarchy:
             )
 
         async def is_current(known: tuple[Node, float]) -> bool:
-            return not fresh and within_ttl(known[1], self.clock(), self.ttl)
+            return not fresh and not known[0].is_outdated and within_ttl(known[1], self.clock(), self.ttl)
 
         async def load() -> tuple[Node, float]:
             known, now = self._nodes.peek(path), self.clock()
@@ -279,6 +280,7 @@ class Hierarchy:
         if as_stored:
             self._forget_above(path)
         self._seen_arrays.forget(path)
+        self._seen_foreign.forget(path)
         self.forget(path)
 
     def moved(self, old: str, new: str) -> None:
@@ -435,13 +437,30 @@ class Hierarchy:
             seen = was.seen
         answer, now = await find_foreign(self._store, node.stat, node.path, seen)
         if answer is not None and answer.node is not None:
+            if answer.node.reason is None:
+                self._seen_foreign.put(node.path, answer.node.describing)
+            else:
+                await self._require_unread(node.path, answer.node.reason)
             return self._foreign(node, answer.node, known, now)
-        for name, other in now.items():
-            is_new = abs(time.time_ns() - other.origin.mtime_ns) < _SETTLED_NS
-            if name in seen and seen[name].node is not None and is_new:
-                key = join_key(node.path, known.foreign.describing if known is not None and known.foreign else "")
-                raise StoreError(f"{key} is being written: it is not what it was")
+        await self._require_unread(node.path)
         return replace(node, kind=Plain(now)) if now else node
+
+    async def _require_unread(self, path: str, reason: str | None = None) -> None:
+        """Raise `StoreError` if programs may have read the node at *path* in a format that cannot be read now.
+
+        Its document is there, and *reason* says what is wrong with it; without one, it may have been removed. Nothing
+        that programs look for in the node is absent: they would take it for fill values.
+        """
+        if (name := self._seen_foreign.peek(path)) is None:
+            return
+        if reason is None:
+            try:
+                await self._store.stat(join_key(path, name))
+            except (NotFoundError, NotADirectoryHereError):
+                self._seen_foreign.forget(path)
+                return
+        why = reason or "it is of another kind"
+        raise StoreError(f"{join_key(path, name)} is not what it was: {why}; to see what it is now, open it again")
 
     def _foreign(
         self,
@@ -459,7 +478,8 @@ class Hierarchy:
         chunks = foreign.chunks
         shards = None
         if chunks is not None:
-            shards = self._array(node.path, describe_foreign(chunks), chunks.fingerprint)
+            version = next(iter(answers.values())).origin.version if answers and foreign.is_its_own_shard else None
+            shards = self._array(node.path, describe_foreign(chunks), chunks.fingerprint, version)
         shown = self._generated(lambda lens: lens.show_foreign(foreign))
         node = replace(node, kind=ForeignNode(foreign, answers or {}, within, shards), shown=shown)
         self._log(node, known)
@@ -543,9 +563,12 @@ class Hierarchy:
         """Forget the shards of an array as it was before it got another layout, if it did."""
         self._shards.layouts.replaced(array.layout)
 
-    def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
-        """Return the array at *path*, with the layout of an earlier document if its chunks are where they were."""
-        layout = self._shards.layouts.of(path, unsharded.grid, unsharded.key_encoding)
+    def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes, version: Hashable = None) -> Array:
+        """Return the array at *path*, with the layout of an earlier document if its chunks are where they were.
+
+        *version* is that of `ArrayLayout`.
+        """
+        layout = self._shards.layouts.of(path, unsharded.grid, unsharded.key_encoding, version)
         return Array(layout, unsharded, self._shards, fingerprint)
 
 

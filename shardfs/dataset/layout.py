@@ -7,7 +7,7 @@ import math
 import os
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +20,7 @@ import trio
 from shardfs.dataset.journal.records import ChunkChange
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import LockedError, ShardfsError
+from shardfs.errors import LockedError, ShardfsError, StaleError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coords, ShardGrid
 from shardfs.stores.base import Stat, join_key
@@ -127,13 +127,17 @@ class ShardVersion:
 class ArrayLayout:
     """The shards of one array: where they are stored, and what is in them. Compared by identity.
 
-    *pending* are the shards with changes that are not committed yet. *serial* is unique to this layout. *first* is the
-    generation of its shards that are not remembered; `InodeGenerations` sets it.
+    *version* is set if the file that describes the array is its one shard, too: the version of it that *grid* is of.
+    *is_outdated*: another one was found in its place, of which the grid says nothing. *pending* are the shards with
+    changes that are not committed yet. *serial* is unique to this layout. *first* is the generation of its shards that
+    are not remembered; `InodeGenerations` sets it.
     """
 
     path: str
     grid: ShardGrid
     key_encoding: ChunkKeyEncoding
+    version: Hashable = None
+    is_outdated: bool = False
     pending: PendingShards = field(default_factory=PendingShards)
     serial: int = field(default_factory=count(1).__next__)
     first: int = 0
@@ -163,6 +167,12 @@ class ArrayLayout:
         first, _, stride, (shard, entries, shapes) = run
         return ChunkLocation(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
+    def expect(self, shard: Stat) -> None:
+        """Raise `StaleError` if *shard*, which was opened, is another version than `grid` is of."""
+        self.is_outdated = self.version not in (None, shard.version)
+        if self.is_outdated:
+            raise StaleError(f"the file at {self.path or 'the source'} was replaced since its header was read")
+
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""
         return join_key(self.path, self.key_encoding.encode(coords))
@@ -187,17 +197,17 @@ class Layouts:
         self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._pending: WeakValueDictionary[tuple[str, ChunkKeyEncoding, int], PendingShards] = WeakValueDictionary()
 
-    def of(self, path: str, grid: ShardGrid, encoding: ChunkKeyEncoding) -> ArrayLayout:
+    def of(self, path: str, grid: ShardGrid, encoding: ChunkKeyEncoding, version: Hashable = None) -> ArrayLayout:
         """Return the layout of the array at *path*, that of an earlier document if the chunks are where they were.
 
         What is pending passes from each layout to the next.
         """
         layout = self._layouts.get(path)
-        if layout is None or (layout.grid, layout.key_encoding) != (grid, encoding):
+        if layout is None or (layout.grid, layout.key_encoding, layout.version) != (grid, encoding, version):
             if layout is not None:
                 self._retire([layout])
             pending = self._pending.setdefault((path, encoding, grid.ndim), PendingShards())
-            layout = self._layouts[path] = ArrayLayout(path, grid, encoding, pending)
+            layout = self._layouts[path] = ArrayLayout(path, grid, encoding, version, pending=pending)
         return layout
 
     def takes(self, layout: ArrayLayout, coords: Coords) -> bool:

@@ -290,6 +290,13 @@ class Node:
         return kind.shards if isinstance(kind, ForeignNode) and kind.foreign.metadata is None else self.array
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether it was seen meanwhile that the file that describes it, and has its chunks, is another version now."""
+        return (
+            isinstance(self.kind, ForeignNode) and self.kind.shards is not None and self.kind.shards.layout.is_outdated
+        )
+
+    @property
     def checksum(self) -> str | None:
         """The codec by whose checksum damage to the bytes of a chunk is found; None if there is none, or no array."""
         outer = self.metadata.codecs if isinstance(self.metadata, ArrayMetadata) else ()

@@ -209,6 +209,7 @@ class ShardCache:
         async def open_it() -> None:
             state.snapshot = await self.store.open(key, **index_location(level, shape))
             state.stat = state.snapshot.stat
+            layout.expect(state.stat)
             async with self._decoded.large if is_large else nullcontext():
                 state.shard = await open_shard(level, shape, state.snapshot, self._decoded)
             self._count_load(state.shard)
@@ -226,7 +227,7 @@ class ShardCache:
             state.error = CorruptionError(f"{key} lies below a file where a directory should be")
         except ShardfsError as error:
             state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
-        if state.error:
+        if state.error and not layout.is_outdated:
             is_damaged = isinstance(state.error, CorruptionError) and state.snapshot is not None
             log.error("unreadable shard: %s%s", state.error, self._way_out(layout) if is_damaged else "")
         # A shard that was opened during our own commit is opened again, and counts as no version.

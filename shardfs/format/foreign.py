@@ -278,6 +278,12 @@ class Foreign:
             raise NotUnshardable(self.reason or "")
         return parse_array(self.chunks.document)
 
+    @property
+    def is_its_own_shard(self) -> bool:
+        """Whether the file that describes it has its chunks, too, so that it says where they are in its own version."""
+        chunks = self.chunks
+        return chunks is not None and chunks.shard_names.begins(self.describing, chunks.grid.ndim)
+
     def needs(self, name: str) -> bool:
         """Whether *name*, in its directory, describes it or leads to a node below, so that nobody may change it."""
         is_used = self.reason is None or name in self.documents

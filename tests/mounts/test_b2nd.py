@@ -120,6 +120,33 @@ def test_each_chunk_file_is_a_block_or_a_chunk_as_it_was_written(
     assert len(listed) == len(list(grid(geometry.shape, geometry.shown))) - absent
 
 
+def test_a_file_of_the_same_size_in_its_place_is_never_read_by_the_old_header(tmp_path: Path) -> None:
+    source, other = tmp_path / "a.b2nd", tmp_path / "b.b2nd"
+    write_b2nd(source, SMALL._replace(blocks=(10, 20), cparams={"clevel": 0}))
+    write_b2nd(other, SMALL._replace(blocks=(20, 10), cparams={"clevel": 0}))
+    assert source.stat().st_size == other.stat().st_size
+    with shardfs.open(other) as dataset:
+        expected = [dataset[""].read_chunk((2, 4)), dataset[""].read_chunk((1, 3))]
+    with shardfs.open(source, metadata_ttl=600) as dataset:
+        assert dataset[""].metadata["chunk_grid"]["configuration"]["chunk_shape"] == [10, 20]
+        other.replace(source)
+        assert dataset[""].read_chunk((1, 1)) is not None
+        assert [dataset[""].read_chunk((2, 4)), dataset[""].read_chunk((1, 3))] == expected
+        assert dataset[""].metadata["chunk_grid"]["configuration"]["chunk_shape"] == [20, 10]
+
+
+def test_a_file_that_is_emptied_is_an_error_and_no_fill_value(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "a.b2nd"
+    write_b2nd(source, SMALL)
+    mounted = mount(source, metadata_ttl=0)
+    array = zarr.open_array(str(mounted.path), mode="r")
+    os.truncate(source, 0)
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"Input/output|Stale"):
+            array[()]
+    mounted.expect("is not what it was")
+
+
 def test_a_listing_decodes_nothing(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "a.b2nd"
     write_b2nd(source, SMALL)

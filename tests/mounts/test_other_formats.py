@@ -1,7 +1,9 @@
 """A format in a package of its own, found as an entry point: every door opens it, and nothing of shardfs knows it."""
 
+import errno
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 import zarr
 
 import shardfs
+from shardfs.errors import NotFoundError, StoreError
 from shardfs.formats import formats
+from shardfs.vfs.paths import Paths
 from tests.support.commands import run, run_json
 from tests.support.mounting import Mounter
 from tests.support.prepared import TOP, fresh_environment
@@ -138,6 +142,81 @@ def test_what_changes_is_seen_and_what_is_removed_is_an_error(mount: Mounter, tm
     mounted.expect("is missing|is gone")
     with pytest.raises(OSError, match="Input/output"):
         (mounted.path / "c/3/0/0").read_bytes()
+
+
+def replace_file(path: Path, dtype: str) -> np.ndarray:
+    """Replace a file by another one in one step, as programs do that write safely."""
+    values = write(path.with_name("new.npy"), dtype)
+    path.with_name("new.npy").replace(path)
+    return values
+
+
+def test_places_of_chunks_are_never_those_of_another_version_of_the_file(tmp_path: Path) -> None:
+    """However long what was read of its header is trusted."""
+    write(tmp_path / "data.npy")
+    with shardfs.open(tmp_path / "data.npy", metadata_ttl=600) as dataset:
+        assert dataset[""].metadata["data_type"] == "int32"
+        for dtype, data_type in (("<f8", "float64"), ("<i2", "int16")):
+            values = replace_file(tmp_path / "data.npy", dtype)
+            assert dataset[""].read_chunk((6, 0, 0)) == values[6].tobytes()
+            assert dataset[""].metadata["data_type"] == data_type
+
+
+def test_versions_are_not_mixed_where_a_file_is_replaced_over_and_over(mount: Mounter, tmp_path: Path) -> None:
+    versions = [write(tmp_path / "data.npy", dtype) for dtype in ("<i4", "<f8")]
+    root = mount(tmp_path / "data.npy", metadata_ttl=600, env={"PYTHONPATH": PYTHONPATH}).path
+    nread, failures = 0, set()
+    for number in range(200):
+        if not number % 4:
+            replace_file(tmp_path / "data.npy", versions[number // 4 % 2].dtype.str)
+        row = number % 7
+        try:
+            read = (root / f"c/{row}/0/0").read_bytes()
+        except OSError as error:
+            failures.add(error.errno)
+        else:
+            nread += 1
+            assert read in {values[row].tobytes() for values in versions}
+    assert failures <= {errno.ESTALE}
+    assert nread > 50
+
+
+@pytest.mark.parametrize("content", [b"", b"no array"], ids=["empty", "other"])
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "directory"])
+def test_an_array_that_cannot_be_read_any_more_is_an_error_and_no_fill_value(
+    mount: Mounter, tmp_path: Path, content: bytes, *, is_file: bool
+) -> None:
+    path = tmp_path / "source" / "rows.npy"
+    values = write(path)
+    source = path if is_file else path.parent
+    mounted = mount(source, metadata_ttl=0, env={"PYTHONPATH": PYTHONPATH})
+    array = zarr.open_array(str(mounted.path), mode="r")
+    assert np.array_equal(array[()], values)
+    path.write_bytes(content)
+    for age in (0, 3600):
+        os.utime(path, (time.time() - age, time.time() - age))
+        with pytest.raises(OSError, match=r"Input/output|Stale"):
+            array[()]
+        with pytest.raises(OSError, match="Input/output"):
+            (mounted.path / "c/3/0/0").read_bytes()
+    mounted.expect("is not what it was")
+    assert np.array_equal(write(path, "<f8"), read_zarr(mounted.path))
+
+
+def test_an_array_that_was_read_long_ago_is_an_error_too_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
+    async def forget(paths: Paths) -> None:
+        paths.forget()
+
+    write(tmp_path / "a" / "rows.npy")
+    with shardfs.open(tmp_path, metadata_ttl=0) as dataset:
+        assert dataset["a"].metadata["shape"] == [7, 5, 3]
+        os.truncate(tmp_path / "a" / "rows.npy", 20)
+        dataset.loop.call(forget)
+        with pytest.raises(StoreError, match=r"a/rows.npy is not what it was"):
+            dataset["a"].read_chunk((0, 0, 0))
+        (tmp_path / "a" / "rows.npy").unlink()
+        with pytest.raises(NotFoundError, match="a is not an array or group"):
+            dataset["a"].read_chunk((0, 0, 0))
 
 
 def test_a_package_that_cannot_be_loaded_is_named_and_harms_nothing(
