@@ -4,7 +4,7 @@ from collections import deque
 from typing import Final
 
 from shardfs.dataset.statistics import StatisticsSnapshot
-from shardfs.errors import size
+from shardfs.errors import counted, size
 
 _NSNAPSHOTS: Final = 16  # for the rate: those of the last fifteen seconds, if there is one each second
 
@@ -37,9 +37,11 @@ def stored_nbytes(snapshot: StatisticsSnapshot) -> float:
 
 
 def pending(snapshot: StatisticsSnapshot) -> str:
-    """Return what is pending, in words."""
+    """Return what is pending, in words; if that is nothing, what a flush and an end may wait for."""
     if not snapshot.pending_chunks:
-        return "nothing is pending"
+        others = snapshot.other_sessions
+        more = f" here; {counted(others, 'other session')} may have to commit" if others else ""
+        return f"nothing is pending{more}"
     what = f"{snapshot.pending_chunks:,} chunks are" if snapshot.pending_chunks > 1 else "1 chunk is"
     age = f", since {duration(snapshot.pending_age_seconds)}" if snapshot.pending_age_seconds is not None else ""
     return f"{what} pending ({size(snapshot.pending_bytes)}{age})"

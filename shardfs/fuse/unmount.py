@@ -91,7 +91,7 @@ def _wait(path: str, daemon: Daemon, timeout: float, report: Callable[[str], Non
         while not poll.poll(1000 * min(1.0, timeout / 2)):
             latest = daemon.latest() or latest
             what = "nothing is known of its progress" if latest is None else progress.describe(latest)
-            if latest is not None and not latest.pending_chunks:
+            if latest is not None and not latest.pending_chunks and not latest.other_sessions:
                 what += ", so a bind mount, a container or a mount namespace may have the mount still"
             done = None if latest is None else (latest.pending_chunks, stored_nbytes(latest))
             if done != seen:
@@ -104,12 +104,7 @@ def _wait(path: str, daemon: Daemon, timeout: float, report: Callable[[str], Non
             report(f"{what}; waiting for {who} to end")
     latest = daemon.latest() or latest
     if latest is None or (latest.access != "read-only" and not latest.is_committed):
-        what = f" ({pending(latest)})" if latest is not None and latest.pending_chunks else ""
-        is_gone = latest is not None and latest.is_journal_gone
-        rest = "is lost: somebody removed the journal, or the source with it" if is_gone else _REST
-        raise StoreError(
-            f"{path} is unmounted, but not everything is stored{what}: the rest {rest}; {_log(latest)} says why"
-        )
+        raise StoreError(f"{path} is unmounted, but not everything is stored{what_stays(latest)}")
     nunsharded = latest.counts.get("unsharded_arrays")
     if not isinstance(nunsharded, int) or not nunsharded:
         return None
@@ -117,6 +112,18 @@ def _wait(path: str, daemon: Daemon, timeout: float, report: Callable[[str], Non
         f"{counted(nunsharded, 'new array')} could not be sharded as --shards says, and stored as files of chunks: "
         f"{_log(latest)} says why"
     )
+
+
+def what_stays(latest: StatisticsSnapshot | None) -> str:
+    """Return what is not stored, and where it is, by the last metrics of a daemon."""
+    if latest is not None and latest.is_journal_gone:
+        rest = "the rest is lost: somebody removed the journal, or the source with it"
+    elif latest is not None and not latest.pending_chunks and isinstance(error := latest.counts.get("last_error"), str):
+        rest = f"{error}; what is in a journal stays there"  # it is what another session published
+    else:
+        rest = f"the rest {_REST}"
+    what = f" ({pending(latest)})" if latest is not None and latest.pending_chunks else ""
+    return f"{what}: {rest}; {_log(latest)} says why"
 
 
 def _log(metrics: StatisticsSnapshot | None) -> str:
