@@ -107,6 +107,19 @@ def test_a_time_is_what_cf_says(given: str, calendar: str | None, value: float, 
     assert (None if found is None else units.time_labels(found)[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("2024-03-03T07:00", ["2024-03-03 06:00", "2024-03-03 06:30", "2024-03-03 07:00"]),
+        ("2024-03-04T02:00", ["2024-03-03 06:00", "2024-03-03 12:00", "2024-03-03 18:00", "2024-03-04 00:00"]),
+        ("2024-03-06T02:00", ["2024-03-04", "2024-03-05", "2024-03-06"]),
+    ],
+)
+def test_ticks_of_times_are_round_and_hours_have_minutes(last: str, expected: list[str]) -> None:
+    ticks = units.nice_times(np.datetime64("2024-03-03T05:50", "ms"), np.datetime64(last, "ms"), 4)
+    assert [label for _, label in ticks] == expected
+
+
 def test_packed_and_missing_values_are_numbers_with_a_unit(tmp_path: Path) -> None:
     stored = np.array([[100, 200], [-32767, 300]], "int16")
     packing = {"scale_factor": 0.5, "add_offset": 10.0, "_FillValue": -32767, "units": "degC"}

@@ -192,7 +192,8 @@ def nice_times(first: np.datetime64, last: np.datetime64, most: int) -> list[tup
         found = np.arange(aligned, end + 1, count).astype(f"datetime64[{unit}]")
     times = found.astype("datetime64[ms]")
     inside = (times >= first) & (times <= last)
-    labels = [str(time).replace("T", " ") for time in found[inside]]
+    minutes = ":00" if unit == "h" else ""
+    labels = [str(time).replace("T", " ") + minutes for time in found[inside]]
     return [(float(time), label) for time, label in zip(times[inside].astype(np.int64), labels, strict=True)]
 
 
