@@ -1,6 +1,7 @@
 """Open shards and their indexes: cached, and fetched once for all who want them."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -103,6 +104,13 @@ class ShardCache:
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may still be trusted."""
         return max(0.0, state.checked + self.ttl - self.clock())
+
+    def distrust(self) -> None:
+        """Ask the store about each shard when it is next wanted: somebody has just changed some."""
+        for key in self._states.known():
+            state = self._states.peek(key)
+            if state is not None:
+                state.checked = -math.inf
 
     async def state(self, layout: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
         """Return the state of the shard at *coords*; *fresh* asks the store whether it has changed."""

@@ -81,12 +81,14 @@ class Process:
         v2: bool = False,
         shards: tuple[int, ...] | None = None,
         slot: int = 0,
+        ttl: float = 0.0,
     ) -> Process:
         """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too.
 
         The *journal*, in the *slot* of this number, may have a disk of its own. *shards* is the option of the mount.
+        What was seen is trusted for *ttl* seconds.
         """
-        source = Source.of(LocalStore(str(root), disk, ttl=0.0), ttl=0.0)
+        source = Source.of(LocalStore(str(root), disk, ttl=ttl), ttl=ttl)
         state = StateDirectory(str(root), f"{DIRECTORY}/{slot}")
         make_state(root, state)
         view = ZarrV2() if v2 else ZarrV3()

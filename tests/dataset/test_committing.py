@@ -765,6 +765,27 @@ async def test_an_array_that_was_made_smaller_shows_nothing_of_before_when_it_gr
     assert await stored(arrays, "end", range(PER_SHARD + 1)) == [payload_of("end", 1), *[None] * PER_SHARD]
 
 
+@pytest.mark.parametrize("path", ["end", "start"])
+@in_trio
+async def test_what_a_killed_session_published_is_seen_at_once_by_one_that_has_just_looked_at_its_shard(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """As to judge what another killed session had published there: that a chunk is removed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(others.SessionsBeside, "_slots", lambda _: [])
+        one, other = [await Process.start(arrays, QuickDisk(), slot=slot) for slot in (0, 1)]
+        await one.write(path, 0, payload_of(path, 1))
+        await one.remove(path, 0)
+        await other.write(path, 1, payload_of(path, 2))
+        for process in (one, other):
+            await process.sync()
+    del one, other, process
+    gc.collect()
+    again = await Process.start(arrays, QuickDisk(), ttl=60.0)
+    array = await again.array(path)
+    assert [(await array.find((number,)))[1] is not None for number in (0, 1)] == [False, True]
+
+
 @in_leaps
 async def test_what_a_dead_session_could_not_finish_is_tried_once_by_who_flushes(
     arrays: Path, monkeypatch: pytest.MonkeyPatch

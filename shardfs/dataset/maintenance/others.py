@@ -252,7 +252,10 @@ class OtherSessions(SessionsBeside):
     async def _take_over(self, slot: Slot) -> bool:
         async with self._taking:  # one at a time: each may take as much memory as a session
             self._require_active()
-            return await take_over(self._source, slot)
+            try:
+                return await take_over(self._source, slot)
+            finally:
+                self._source.shards.distrust()  # else what was published is not seen here at once
 
     def _require_active(self) -> None:
         """Raise `ReadOnlyError` while nothing may be written."""
