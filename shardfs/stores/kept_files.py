@@ -191,12 +191,13 @@ class KeptFiles:
 
 
 def write_note(path: str, note: Mapping[str, object]) -> None:
-    """Write a small file for `read_note`, durably, replacing what has its name."""
-    with open(path + _NEW, "wb") as file:
+    """Write a small file for `read_note`, durably, replacing what has its name, also if another process does so now."""
+    new = f"{path}.{new_name()}{_NEW}"
+    with open(new, "wb") as file:
         file.write(json.dumps(note).encode())
         file.flush()
         os.fsync(file.fileno())
-    os.replace(path + _NEW, path)
+    os.replace(new, path)
     directory = Descriptor(os.open(os.path.dirname(path), READ))
     SYSCALLS.sync_directory(directory.fd)
 

@@ -103,6 +103,19 @@ def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None
     assert [os.listdir(path) for path in home.iterdir()] == [["source.json"]], "slots with nothing in them are removed"
 
 
+def test_two_that_begin_at_the_same_moment_both_note_their_source(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def replace_later(*paths: str) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        with hold(remote()):
+            replace(*paths)
+
+    monkeypatch.setattr(os, "replace", replace_later)
+    with hold(remote()) as state:
+        assert sorted(os.listdir(state.root)) == [".shardfs", "source.json"]
+
+
 MOUNTING = """
 from shardfs.dataset.state.holding import hold
 from shardfs.dataset.journal.recovery import find_unstored
