@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -48,13 +48,17 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-KINDS = [
-    pytest.param(kinds, marks=pytest.mark.slow if "bucket" in kinds else ())
-    for kinds in product(("directory", "bucket"), repeat=2)
-]
+def kinds(*pairs: tuple[str, str]) -> list[Any]:
+    return [pytest.param(pair, marks=pytest.mark.slow if "bucket" in pair else ()) for pair in pairs]
 
 
-@pytest.fixture(params=KINDS, ids=" to ".join)
+from_each_to_each = pytest.mark.parametrize(
+    "places", kinds(*product(("directory", "bucket"), repeat=2)), indirect=True, ids=" to ".join
+)
+"""How a source is read does not depend on where the destination is: one test looks at all pairs."""
+
+
+@pytest.fixture(params=kinds(("directory", "directory"), ("bucket", "bucket")), ids=" to ".join)
 def places(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """Source and destination, each in a directory or in a bucket."""
     bucket = None
@@ -72,6 +76,7 @@ def summary(*arguments: str | Path, status: int = 0) -> str:
 
 
 @pytest.mark.slow
+@from_each_to_each
 @pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack", "--view", "npy")], ids=" ".join)
 def test_only_what_is_missing_or_changed_is_done_again(places: Places, command: tuple[str, ...]) -> None:
     source, made, fresh = places.source, places.made(), places.made("fresh")

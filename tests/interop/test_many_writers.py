@@ -268,7 +268,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("place", "method"), [("directory", "fork"), ("directory", "spawn"), ("s3", "fork")], indirect=["place"]
+)
 def test_processes_write_by_a_store_that_was_sent_to_them(place: Place, method: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SENT)
@@ -297,6 +299,7 @@ def cubed() -> Iterator[Any]:
     zarr.config.config.update(before)
 
 
+@only_directory
 def test_cubed_writes_by_a_store(cubed: Any, place: Place, tmp_path: Path) -> None:
     spec = cubed.Spec(work_dir=str(tmp_path / "work"), allowed_mem="500MB", executor_name="processes")
     with opened(place) as dataset:

@@ -331,8 +331,7 @@ AXE = Path(sys.prefix, "clients/axe/package/axe.min.js")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_axe_finds_nothing_on_pages_that_fit_the_window(browser: Page, site: Served, width: int, dark: bool) -> None:
     if not AXE.exists():
         pytest.skip(f"no axe-core in {AXE}: scripts/test installs it")

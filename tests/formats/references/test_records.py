@@ -210,7 +210,8 @@ def test_pages_that_claim_other_sizes_than_they_have_are_refused() -> None:
         assert records._parse_record(data, 10).nrows == 10
         peak = pyarrow.default_memory_pool().max_memory()
         for location in range(4, len(data) - 8):
-            for value in (0, 0x7F, 0x80, 0xFF, data[location] ^ 1):
+            values = 0, 0x7F, 0x80, 0xFF
+            for value in (values[location % 4], data[location] ^ 1):
                 changed = data[:location] + bytes([value]) + data[location + 1 :]
                 with suppress(CorruptionError):
                     assert records._parse_record(changed, 10).nrows <= 10
