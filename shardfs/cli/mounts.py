@@ -277,7 +277,7 @@ def metrics(mountpoint: str | None, listen: str | None) -> None:
     try:
         click.echo(f"metrics are at {serve_metrics(host, port, look)}")
     except OSError as error:
-        raise UsageError(f"--listen: no metrics at {listen}: {error.strerror}") from None
+        raise UsageError(f"--listen: no metrics at {listen}: {error.strerror}; choose another port") from None
     sys.stdout.flush()
     signal.sigwait(ends)
 

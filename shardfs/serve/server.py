@@ -31,7 +31,8 @@ async def listen(host: str, port: int) -> Sequence[trio.SocketListener]:
     try:
         return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
     except OSError as error:
-        raise SourceError(f"cannot listen at {host} port {port}: {error.strerror or error}") from None
+        way_out = "choose another address or port with --listen"
+        raise SourceError(f"cannot listen at {host} port {port}: {error.strerror or error}; {way_out}") from None
 
 
 def url_of(listener: trio.SocketListener) -> str:

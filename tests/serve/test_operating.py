@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from shardfs.errors import SourceError
+from shardfs.serve.server import listen
 from tests.serve.test_writing import CHUNK, source, start
 from tests.support.mounting import PATIENCE, command, environment, eventually
 from tests.support.processes import running
@@ -86,6 +89,14 @@ def test_serve_says_what_is_pending_elsewhere(source: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_address_that_cannot_be_had_is_named_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        expected = f"at 127.0.0.1 port {port}: Address already in use; choose another address or port with --listen"
+        with pytest.raises(SourceError, match=expected):
+            trio.run(listen, "127.0.0.1", port)
+
+
 def test_a_view_that_shows_nothing_of_a_foreign_source_is_refused(tmp_path: Path) -> None:
     """As a mount does."""
     (tmp_path / "attributes.json").write_text("{}")
