@@ -54,6 +54,8 @@ def test_missing_nodes_are_not_found_and_no_path_leads_out_of_the_source(dataset
     for path in ("nowhere", "image/c", "image/zarr.json", "group/plain/c/0", "a\0b", "x" * 300):
         with pytest.raises(errors.NotFoundError):
             opened[path]
+    with pytest.raises(errors.NotFoundError, match=r"there is no array or group imag in .*; did you mean image\?"):
+        opened["imag"]
     for path in ("", "group/plain"):
         with pytest.raises(errors.NotUnshardable):
             opened[path].read_chunk((0, 0))

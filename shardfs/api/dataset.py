@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.api.opened import OpenDataset
 from shardfs.dataset.maintenance.verify import measure
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import similar_path, walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import NotADirectoryHereError, NotFoundError, NotUnshardable, UsageError
 from shardfs.format.document import parse_json
@@ -142,7 +142,12 @@ async def _is_group(paths: Paths, path: str) -> bool:
 
 
 async def _find(paths: Paths, path: str) -> Node:
-    node = await paths.fs.hierarchy.node(path)
+    try:
+        node = await paths.fs.hierarchy.node(path)
+    except NotFoundError:
+        alike = await similar_path(paths.source, path)
+        way_out = "" if alike is None else f"; did you mean {alike}?"
+        raise NotFoundError(f"there is no array or group {path} in {paths.source.store.url}{way_out}") from None
     if node.metadata is None:
         reason = f": {node.reason}" if node.reason else ""
         raise NotFoundError(f"{path or 'the source'} is not an array or group{reason}")

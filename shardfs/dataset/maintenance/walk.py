@@ -66,17 +66,24 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
         node = await source.hierarchy.node(path)
     except (NotFoundError, OutsideSourceError):
         await _check_described(source, path)
-        above, _, name = path.rpartition("/")
-        with suppress(ShardfsError):
-            names = [entry.name for entry in await source.store.list(above) if entry.kind is Kind.DIRECTORY]
-            if (alike := nearest(name, names)) is not None:
-                way_out = f"did you mean {join_key(above, alike)}?"
+        alike = await similar_path(source, path)
+        way_out = way_out if alike is None else f"did you mean {alike}?"
         raise SourceError(f"there is no array {path} in {source.store.url}; {way_out}") from None
     if not _is_array(node):
         if node.document is None:
             await _check_described(source, path)
         raise NotFoundError(f"{path or source.store.url} is not a Zarr v3 array; {way_out}")
     yield node
+
+
+async def similar_path(source: Source, path: str) -> str | None:
+    """Return the path of a directory beside the missing *path* that has a similar name; None if there is none."""
+    above, _, name = path.rpartition("/")
+    with suppress(ShardfsError):
+        names = [entry.name for entry in await source.store.list(above) if entry.kind is Kind.DIRECTORY]
+        if (alike := nearest(name, names)) is not None:
+            return join_key(above, alike)
+    return None
 
 
 async def _check_described(source: Source, path: str) -> None:
