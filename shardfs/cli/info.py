@@ -22,7 +22,7 @@ from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json
 from shardfs.format.dtype import type_name
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.formats import VirtualStore
+from shardfs.formats import VirtualStore, format_faults
 from shardfs.stores.url import StoreOptions
 
 _MAX_NAMED: Final = 3
@@ -68,8 +68,8 @@ def info(
     show(found, lines if instead is None else [f"There are no Zarr v3 arrays here: {instead}."], as_json=as_json)
     if as_json and instead is not None:
         complain(f"there are no Zarr v3 arrays here: {instead}")
-    for contradiction in contradictions:
-        complain(contradiction)
+    for complaint in (*format_faults(), *contradictions):
+        complain(complaint)
     if contradictions:
         sys.exit(1)
 

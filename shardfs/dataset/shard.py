@@ -17,6 +17,7 @@ from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreError
 from shardfs.format.codecs import encode
+from shardfs.format.fence import fenced
 from shardfs.format.index import ENTRY_NBYTES, IndexLayout, ListedCodecs, ListedIndex, ShardIndex
 from shardfs.format.sharding import (
     MAX_INDEX_NBYTES,
@@ -108,7 +109,8 @@ class DecodedShard:
         is_large = is_stored and max(self._nbytes, level.max_nbytes) > _LARGE_NBYTES
 
         async def decoded(encoded: Buffer) -> Buffer:
-            return await trio.to_thread.run_sync(level.decode, encoded)
+            with fenced(level, "a shard"):
+                return await trio.to_thread.run_sync(level.decode, encoded)
 
         async with self._cache.large if is_large else nullcontext():
             data = await read_checked(self._outer, self._offset, self._nbytes, decoded)

@@ -23,6 +23,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
+from shardfs.format.fence import fenced
 from shardfs.format.sharding import ChunkLocation, Coords
 from shardfs.stores.base import Reader, Snapshot, Stat, Store
 from shardfs.stores.cache import Cache, while_it_changes
@@ -177,7 +178,8 @@ class ShardCache:
             level, entry = layout.grid.levels[depth], location.entries[depth - 1]
             loaded = ShardState(derived_at(self.clock()), snapshot=state.snapshot)
             try:
-                loaded.shard = await open_inner_shard(level, location.shapes[depth], outer, entry, self._decoded)
+                with fenced(level.index_codecs, layout.shard_key(location.shard)):
+                    loaded.shard = await open_inner_shard(level, location.shapes[depth], outer, entry, self._decoded)
             except CorruptionError as error:
                 loaded.error = error
             self._count_load(loaded.shard)
@@ -212,9 +214,9 @@ class ShardCache:
         key = layout.shard_key(coords)
         state = ShardState(derived_at(self.clock()), stored_key=key)
         level, shape = layout.grid.levels[0], layout.grid.index_shape(coords)
-        is_large = layout.grid.is_large(shape) and not level.after  # decoding waits for its turn by itself
 
         async def open_it() -> None:
+            is_large = layout.grid.is_large(shape) and not level.after  # decoding waits for its turn by itself
             state.snapshot = await self.store.open(key, **index_location(level, shape))
             state.stat = state.snapshot.stat
             layout.expect(state.stat)
@@ -223,7 +225,8 @@ class ShardCache:
             self._count_load(state.shard)
 
         try:
-            await while_it_changes(open_it)
+            with fenced(level.index_codecs, key):
+                await while_it_changes(open_it)
         except NotFoundError:
             state.snapshot = state.stat = None
             if layout.key_encoding.requires(coords):

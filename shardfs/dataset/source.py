@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import trio
 
-from shardfs.errors import UsageError
+from shardfs.errors import SourceError, UsageError
 from shardfs.formats import Candidate, FileSource, Format, formats
 from shardfs.stores.base import DOCUMENTS, Reader
 from shardfs.stores.clouds.outline import OutlineOf
@@ -181,7 +181,16 @@ def _remote_file(source: str, location: AnyLocation) -> _File | None:
 def _taken(candidate: Candidate) -> Format | None:
     if candidate.name in DOCUMENTS:
         return None
-    return next((one for one in formats() if one.takes(candidate)), None)
+    failed: SourceError | None = None
+    for one in formats():
+        try:
+            if one.takes(candidate):
+                return one
+        except SourceError as error:  # of another package: others may take it, or it is a directory of Zarr
+            failed = error
+    if failed is not None and candidate.is_file and not candidate.is_directory:
+        raise failed
+    return None
 
 
 def _first_bytes(path: str) -> bytes:

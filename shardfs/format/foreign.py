@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import MAX_LENGTH, Extension, Json
+from shardfs.format.document import MAX_LENGTH, MAX_NDIM, Extension, Json
+from shardfs.format.fence import fenced
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES, IndexCodecs
 from shardfs.format.members import Buffer
@@ -99,7 +100,9 @@ class ForeignGrid(ShardGrid):
         array. *index_codecs* decode the index, which is at the beginning of each file, or has no bytes: the ranges of
         its chunks, in C order. Raises `MetadataError` if that is more than shardfs can count.
         """
-        ndim, grid_shape = len(shape), ChunkGrid.regular(shape, chunk_shape).shape
+        if (ndim := len(shape)) > MAX_NDIM:
+            raise MetadataError(f"the array has {ndim} axes, more than {MAX_NDIM}")
+        grid_shape = ChunkGrid.regular(shape, chunk_shape).shape
         per_shard = math.prod(length // chunk for length, chunk in zip(shard_shape, chunk_shape, strict=True))
         if count_positions(grid_shape) > 2**POSITION_BITS or max(shard_shape, default=0) > MAX_LENGTH:
             raise MetadataError(f"{math.prod(grid_shape)} chunks are more than shardfs can count")
@@ -165,7 +168,8 @@ class ForeignCodec(ChunkCodec):
 
     def __call__(self, encoded: Buffer) -> Buffer:
         """Decode a chunk, as other decoders of bulk work do."""
-        return self.decode(encoded)
+        with fenced(self, "a chunk"):
+            return self.decode(encoded)
 
     def encode(self, decoded: Buffer) -> bytes:
         """Refuse: the format is only read."""

@@ -19,6 +19,7 @@ from shardfs.errors import (
     SourceError,
     StoreError,
 )
+from shardfs.format.fence import fenced
 from shardfs.stores.base import MAX_TOP, Buffer, Content, Kind, ListedName, OpenFile, Snapshot, Stat
 from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.files import TargetFiles
@@ -205,7 +206,8 @@ class TreeStore(VirtualStore):
     @property
     def only_zarr(self) -> bool:  # type: ignore[override]
         """Whether no directory is one of another format."""
-        return self._loaded is not None and self._loaded.contents.only_zarr
+        with fenced(self._load, self.url):
+            return self._loaded is not None and self._loaded.contents.only_zarr
 
     def statistics(self) -> Mapping[str, object]:
         """Return the counts of the reader of the file."""
@@ -249,15 +251,15 @@ class TreeStore(VirtualStore):
             if self._loaded is None:
                 raise SourceError(f"{self.url} is no file; if it is a directory, end its name with a slash") from None
             raise StoreError(f"{self.url} was removed") from None  # what was in it is not absent
-        return _Loaded(snapshot, await self._load(snapshot), now)
+        return _Loaded(snapshot, await self._ask(self._load(snapshot)), now)
 
     async def stat(self, key: str) -> Stat:
         """Return the status of *key*."""
         loaded = await self._current()
-        if not key or await loaded.contents.is_directory(key):
+        if not key or await self._ask(loaded.contents.is_directory(key), key):
             mtime_ns = loaded.snapshot.stat.mtime_ns
             return object_stat(Kind.DIRECTORY, 0, "directory", f"directory:{key}", mtime_ns)
-        return self._stat(key, loaded, await _part(loaded, key))
+        return self._stat(key, loaded, await self._part(loaded, key))
 
     def _stat(self, key: str, loaded: _Loaded, found: Part) -> Stat:
         stat = loaded.snapshot.stat
@@ -272,7 +274,7 @@ class TreeStore(VirtualStore):
     async def fresh(self, key: str) -> Stat:
         """Return the status of the file *key* as it is stored now."""
         loaded = await self._current(fresh=True)
-        return self._stat(key, loaded, await _part(loaded, key))
+        return self._stat(key, loaded, await self._part(loaded, key))
 
     def forget(self, key: str) -> None:
         """Look at the file again at the next request."""
@@ -284,23 +286,23 @@ class TreeStore(VirtualStore):
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
         loaded = await self._current()
-        entries = await loaded.contents.list(key)
+        entries = await self._ask(loaded.contents.list(key), key)
         if entries is not None:
             return entries
-        if await loaded.contents.find(key) is not None:
+        if await self._ask(loaded.contents.find(key), key) is not None:
             raise NotADirectoryHereError(f"{key} is not a directory")
         raise NotFoundError(f"{key} does not exist")
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file; raises `CorruptionError` if it cannot be read."""
         loaded = await self._current(fresh=True)
-        found = await loaded.contents.find(key) if key else None
+        found = await self._ask(loaded.contents.find(key), key) if key else None
         if found is None:
-            if not key or await loaded.contents.is_directory(key):
+            if not key or await self._ask(loaded.contents.is_directory(key), key):
                 raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
             raise NotFoundError(f"{key} does not exist")
         stat, source = self._stat(key, loaded, found), loaded.snapshot
-        match await found.locate() if isinstance(found, LatePart) else found:
+        match await self._ask(found.locate(), key) if isinstance(found, LatePart) else found:
             case InlinePart(data):
                 return InlineSnapshot(stat, data, source)
             case BrokenPart(reason):
@@ -315,9 +317,21 @@ class TreeStore(VirtualStore):
                     raise CorruptionError(f"{key} has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}")
                 return MadeSnapshot(stat, source, partial(self._make, key, stat.version, nbytes, make))
 
+    async def _part(self, loaded: _Loaded, key: str) -> Part:
+        """Return what the file *key* is; all that one request asks is asked of one version."""
+        found = await self._ask(loaded.contents.find(key), key)
+        if found is None:
+            raise NotFoundError(f"{key} does not exist")
+        return found
+
+    async def _ask(self, answer: Awaitable[T], of: str = "") -> T:
+        """Return the *answer* of the format; what it fails with by mistake is an error of this source."""
+        with fenced(self._load, of or self.url):
+            return await answer
+
     async def _make(self, key: str, version: Hashable, nbytes: int, make: Callable[[], Awaitable[Buffer]]) -> Buffer:
         async def load() -> Buffer:
-            data = await make()
+            data = await self._ask(make(), key)
             if len(data) != nbytes:
                 raise CorruptionError(f"{key} has {len(data):,} bytes, and should have {nbytes:,}")
             return data
@@ -330,22 +344,24 @@ class TreeStore(VirtualStore):
 
     async def walk(self) -> AsyncIterator[str]:
         """Yield the keys of all files."""
-        async for key in (await self._current()).contents.walk():
-            yield key
+        with fenced(self._load, self.url):
+            async for key in (await self._current()).contents.walk():
+                yield key
 
     async def note(self) -> str | None:
         """Say what is skipped."""
-        return await (await self._current()).contents.note()
+        return await self._ask((await self._current()).contents.note())
 
     async def skipped(self) -> AsyncIterator[tuple[str, str]]:
         """Yield what is skipped."""
-        async for key, reason in (await self._current()).contents.skipped():
-            yield key, reason
+        with fenced(self._load, self.url):
+            async for key, reason in (await self._current()).contents.skipped():
+                yield key, reason
 
     async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
         """Return where in the file the bytes of *key* are, or the bytes themselves; None if they are made."""
-        found = await _part(await self._current(), key)
-        match await found.locate() if isinstance(found, LatePart) else found:
+        found = await self._part(await self._current(), key)
+        match await self._ask(found.locate(), key) if isinstance(found, LatePart) else found:
             case RangePart(offset, nbytes):
                 return self.url if "://" in self.url else f"file://{self.url}", offset, nbytes
             case InlinePart(data):
@@ -354,14 +370,6 @@ class TreeStore(VirtualStore):
                 raise CorruptionError(f"{key} cannot be read: {reason}")
             case _:
                 return None
-
-
-async def _part(loaded: _Loaded, key: str) -> Part:
-    """Return what the file *key* is; all that one request asks is asked of one version."""
-    found = await loaded.contents.find(key)
-    if found is None:
-        raise NotFoundError(f"{key} does not exist")
-    return found
 
 
 class InlineSnapshot:

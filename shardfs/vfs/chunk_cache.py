@@ -19,6 +19,7 @@ from shardfs.dataset.shard import read_checked
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, RefusedError, StoreError
 from shardfs.format.codecs import ChunkCodec
+from shardfs.format.fence import fenced
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
@@ -195,7 +196,8 @@ class _Room:
 
 def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
     """Return the decoded bytes of a chunk in memory of their own: a slice would keep everything that was read alive."""
-    data = codec.decode(encoded)
+    with fenced(codec, "a chunk"):
+        data = codec.decode(encoded)
     is_part = np.may_share_memory(np.asarray(data), np.asarray(memoryview(encoded)))
     return memoryview(bytes(data)) if is_part else data
 

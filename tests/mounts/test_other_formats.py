@@ -13,7 +13,7 @@ import zarr
 
 import shardfs
 from shardfs.errors import NotFoundError, StoreError
-from shardfs.formats import formats
+from shardfs.formats import formats, load_formats
 from shardfs.vfs.paths import Paths
 from tests.support.commands import run, run_json
 from tests.support.mounting import Mounter
@@ -30,9 +30,9 @@ VIEWS = ["", "--decode", "--view=v2", "--view=v2 --decode"]
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process find the package, too."""
     monkeypatch.syspath_prepend(TOY)
-    formats.cache_clear()
+    load_formats.cache_clear()
     yield
-    formats.cache_clear()
+    load_formats.cache_clear()
 
 
 def succeed(*arguments: str | Path) -> str:
@@ -230,7 +230,7 @@ def test_a_package_that_cannot_be_loaded_is_named_and_harms_nothing(
     )
     (broken / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    formats.cache_clear()
+    load_formats.cache_clear()
     names = [each.name for each in formats()]
     assert "npy" in names
     assert len(names) == len(set(names))

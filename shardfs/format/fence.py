@@ -1,0 +1,39 @@
+"""Code of other packages, of which a format is: what it raises by mistake names it, and ends nothing else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from shardfs.errors import ShardfsError, StoreError
+
+_OWN: Final = __name__.partition(".")[0]
+
+
+def package_of(code: object) -> str:
+    """Return the package that *code*, a function or an object of a class, is of."""
+    while isinstance(code, partial):
+        code = code.func
+    return str(code.__module__).partition(".")[0]
+
+
+@contextmanager
+def fenced(code: object, of: str, error: type[ShardfsError] = StoreError) -> Iterator[None]:
+    """Make of what *code* raises by mistake an *error* that names its package, and what it was asked *of*.
+
+    Errors of shardfs are meant, and so pass; and so does everything from code of shardfs itself.
+    """
+    try:
+        yield
+    except ShardfsError:
+        raise
+    except Exception as fault:
+        package = package_of(code)
+        if package == _OWN:
+            raise
+        raise error(f"{of} cannot be read: {fault_of(package, fault)}") from fault
+
+
+def fault_of(package: str, fault: BaseException) -> str:
+    """Say that code of *package* has raised *fault*, and what to do."""
+    return f"the package {package}, which is not of shardfs, fails with {fault!r}; tell its authors"
