@@ -150,12 +150,12 @@ class Content(Protocol):
 
 @runtime_checkable
 class DirectSnapshot(Protocol):
-    """A version of a local file, which any thread can read without the event loop."""
+    """A version that any thread can read without the event loop, as far as it is at hand."""
 
     def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
-        """Return exactly *nbytes* bytes from *offset*; None if the name stands for another version by now.
+        """Return exactly *nbytes* bytes from *offset*; None if the name may stand for another version by now.
 
-        Unless it *waits*, also None if the bytes are not in memory.
+        Also None if the bytes are not in memory; those on a local disk are waited for if it *waits*.
         """
 
 

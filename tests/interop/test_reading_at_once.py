@@ -19,6 +19,7 @@ from shardfs.api.zarr_store import ShardfsStore
 from shardfs.vfs.paths import Paths
 from tests.support.datasets import age
 from tests.support.mounting import PATIENCE
+from tests.support.s3_server import Bucket
 
 SHAPE, CHUNKS, SHARDS = (64, 64), (8, 8), (32, 32)
 NBYTES = 64
@@ -32,6 +33,18 @@ def source(tmp_path: Path) -> Path:
     array[...] = 1
     age(path)
     return path
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def stored(request: pytest.FixtureRequest, source: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of *source*, or of a copy in a bucket."""
+    if request.param == "directory":
+        return str(source)
+    bucket: Bucket = request.getfixturevalue("s3_bucket")
+    bucket.upload(source, "data.zarr")
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    return bucket.url("data.zarr")
 
 
 def to_bytes(store: ShardfsStore, key: str = KEY) -> bytes | None:
@@ -62,16 +75,17 @@ def busy(dataset: Dataset) -> Iterator[None]:
         assert waiting.result(), "the block waited for the event loop"
 
 
-def test_a_chunk_of_an_open_shard_is_read_while_the_event_loop_is_busy(source: Path) -> None:
-    with shardfs.open(source, metadata_ttl=60) as dataset:
-        store = dataset.store()
-        assert to_bytes(store) == bytes([1]) * NBYTES
+def test_a_chunk_of_an_open_shard_is_read_while_the_event_loop_is_busy(stored: str) -> None:
+    with shardfs.open(stored, metadata_ttl=60) as dataset:
+        store, key = dataset.store(), "c/0/1"
+        for each in (KEY, key):  # in order, so that the rest of the shard comes from a bucket
+            assert to_bytes(store, each) == bytes([1]) * NBYTES
         with busy(dataset):
-            assert to_bytes(store) == bytes([1]) * NBYTES
-            part = store.get_sync(KEY, byte_range=RangeByteRequest(3, 10))
+            assert to_bytes(store, key) == bytes([1]) * NBYTES
+            part = store.get_sync(key, byte_range=RangeByteRequest(3, 10))
             assert part is not None
             assert part.to_bytes() == bytes([1]) * 7
-            last = asyncio.run(store.get(KEY, default_buffer_prototype(), SuffixByteRequest(5)))
+            last = asyncio.run(store.get(key, default_buffer_prototype(), SuffixByteRequest(5)))
             assert last is not None
             assert last.to_bytes() == bytes([1]) * 5
 
@@ -84,8 +98,8 @@ def test_what_another_program_stores_is_read_at_once(source: Path) -> None:
             assert to_bytes(store) == bytes([value]) * NBYTES
 
 
-def test_what_was_just_written_is_read_back_before_and_after_it_is_committed(source: Path) -> None:
-    with shardfs.open(source, write=True, metadata_ttl=60) as dataset:
+def test_what_was_just_written_is_read_back_before_and_after_it_is_committed(stored: str) -> None:
+    with shardfs.open(stored, write=True, metadata_ttl=60) as dataset:
         store = dataset.store()
         for value in range(2, 6):
             assert to_bytes(store) is not None
@@ -111,19 +125,19 @@ def test_a_damaged_entry_is_an_error_here_too(source: Path) -> None:
             to_bytes(store)
 
 
-def test_nothing_is_read_of_a_dataset_that_is_closed(source: Path) -> None:
-    with shardfs.open(source, metadata_ttl=60) as dataset:
+def test_nothing_is_read_of_a_dataset_that_is_closed(stored: str) -> None:
+    with shardfs.open(stored, metadata_ttl=60) as dataset:
         store = dataset.store()
         assert to_bytes(store) is not None
     with pytest.raises(shardfs.errors.ClosedError):
         to_bytes(store)
 
 
-def test_readers_in_threads_see_whole_versions_in_their_order_while_others_write_and_commit(source: Path) -> None:
+def test_readers_in_threads_see_whole_versions_in_their_order_while_others_write_and_commit(stored: str) -> None:
     """Each of four chunks of a shard is counted up; no reader sees a mixture, or an older version than before."""
     keys = [f"c/0/{column}" for column in range(4)]
     done = threading.Event()
-    with shardfs.open(source, write=True, metadata_ttl=60) as dataset:
+    with shardfs.open(stored, write=True, metadata_ttl=60) as dataset:
         store = dataset.store()
 
         def write() -> None:
@@ -151,4 +165,5 @@ def test_readers_in_threads_see_whole_versions_in_their_order_while_others_write
             readers = [threads.submit(read, key) for key in keys]
             assert all(reader.result() for reader in readers)
             writer.result()
-    assert (np.asarray(zarr.open_array(str(source))[:8, :32]) == 99).all()
+    with shardfs.open(stored) as dataset:
+        assert (np.asarray(zarr.open_array(dataset.store(), mode="r")[:8, :32]) == 99).all()

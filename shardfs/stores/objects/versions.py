@@ -77,7 +77,8 @@ _VersionId = tuple[str, str]
 class _Memory:
     """Ranges of versions of objects, the most recently used, up to *max_nbytes* and the last added one.
 
-    What was read stays too, for others that read the same object in order a little later.
+    What was read stays too, for others that read the same object in order a little later. Only the event loop changes
+    which there are.
     """
 
     max_nbytes: int
@@ -95,15 +96,17 @@ class _Memory:
         self._by_use[version, span] = data
         self.nbytes += data.nbytes
         while self.nbytes > self.max_nbytes and len(self._by_use) > 1:
-            self._forget(*next(iter(self._by_use)))
+            # In one step: other threads change the order.
+            (oldest, within), dropped = self._by_use.popitem(last=False)
+            self._note_dropped(oldest, within, dropped)
 
     def drop(self, version: _VersionId, wanted: Span) -> None:
         """Drop every range of a version that has bytes of *wanted*."""
         for span in self.spans(version).overlapping(wanted):
-            self._forget(version, span)
+            self._note_dropped(version, span, self._by_use.pop((version, span)))
 
-    def _forget(self, version: _VersionId, span: Span) -> None:
-        self.nbytes -= self._by_use.pop((version, span)).nbytes
+    def _note_dropped(self, version: _VersionId, span: Span, data: memoryview) -> None:
+        self.nbytes -= data.nbytes
         self._spans[version].discard(span)
         if not self._spans[version].spans:
             del self._spans[version]
@@ -124,6 +127,14 @@ class _Memory:
             return None
         self._by_use.move_to_end((version, span))
         return self._by_use[version, span][start - span.start : stop - span.start]
+
+    def read_all(self, version: _VersionId, wanted: Span) -> memoryview | None:
+        """Return the bytes of *wanted* if one range has them, from any thread; else None."""
+        try:
+            data = self.read(version, wanted.start, wanted.stop)
+        except (KeyError, IndexError):  # which the event loop has just dropped
+            return None
+        return data if data is not None and data.nbytes == wanted.nbytes else None
 
 
 @dataclass(slots=True, eq=False)
@@ -206,6 +217,13 @@ class _Version:
     def is_in_memory(self, span: Span) -> bool:
         """Whether reading *span* needs neither a request nor the disk."""
         return self._objects.memory.has(self._id, span)
+
+    def read_in_memory(self, span: Span) -> memoryview | None:
+        """Return the bytes of *span* if they are in memory, from any thread.
+
+        None if not, and as long as `read` wants to know what is read of an object that came whole.
+        """
+        return None if self.came_whole else self._objects.memory.read_all(self._id, span)
 
     async def is_at_hand(self, span: Span) -> bool:
         """Whether reading *span* needs no request."""
@@ -592,6 +610,12 @@ class ObjectSnapshot:
                 return await self._objects.version(self.key, state).read(span, unit)
             await self._objects.wait_for_changes(self.key)
         raise self._stale()
+
+    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
+        """Return what `read` does, in any thread; None unless the bytes are in memory, and the version is current."""
+        known = self._objects.heads.find(self.key)
+        is_current = isinstance(known, FoundObject) and known.version.etag == self.object.etag
+        return self.version.read_in_memory(Span(offset, offset + nbytes)) if is_current else None
 
     def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, to be read later, by one request each time."""

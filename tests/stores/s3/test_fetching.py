@@ -1,5 +1,8 @@
 """Exactly which requests readers of one object cause, whatever they read and when."""
 
+import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -19,7 +22,7 @@ from shardfs.stores.s3.store import S3Store
 from shardfs.stores.url import open_session
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.mounting import PATIENCE
-from tests.support.opened import session
+from tests.support.opened import in_trio, session
 from tests.support.s3_reading import LATENCY, TTL, get, on_mock_clock, pattern, reader_of
 
 KIB, MIB = 2**10, 2**20
@@ -52,6 +55,47 @@ async def test_memory_is_bounded_and_keeps_what_was_used_last() -> None:
     for name in "acb":
         await snapshots[name].read(5 * CHUNK, CHUNK)
     assert [request.key for request in fake.take_log()] == ["b"]
+
+
+@pytest.mark.slow
+@in_trio
+async def test_threads_read_what_is_in_memory_and_current_while_the_event_loop_changes_it() -> None:
+    fake = FakeS3()
+    contents = {name: pattern(8 * CHUNK, seed=ord(name)) for name in "abcd"}
+    for name, data in contents.items():
+        fake.store(name, data)
+    store = reader_of(fake, memory_nbytes=16 * CHUNK, clock=time.monotonic)
+    snapshots = {name: await store.open(name) for name in contents}
+    is_over, counts = Event(), Counter[str]()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def read(name: str) -> None:
+        while not is_over.is_set():
+            for offset in range(0, 8 * CHUNK, CHUNK):
+                data = snapshots[name].read_if_current(offset, CHUNK, waits=True)
+                assert data is None or data == contents[name][offset : offset + CHUNK]
+                counts[name] += data is not None
+
+    async with trio.open_nursery() as nursery:
+        for name in contents:
+            nursery.start_soon(trio.to_thread.run_sync, read, name)
+        try:
+            for turn in range(80):
+                for name, snapshot in snapshots.items():  # more than fits
+                    snapshot.expect(0, 8 * CHUNK)
+                    await snapshot.read(0, CHUNK)
+                    if turn % 7 == 0:
+                        await snapshot.distrust(CHUNK, CHUNK)
+                    else:
+                        assert await snapshot.read(CHUNK, CHUNK) == contents[name][CHUNK : 2 * CHUNK]
+        finally:
+            is_over.set()
+            sys.setswitchinterval(interval)
+    assert all(counts[name] for name in contents)
+    fake.store("a", contents["b"])
+    await store.fresh("a")
+    assert snapshots["a"].read_if_current(0, CHUNK, waits=True) is None
 
 
 @on_mock_clock
