@@ -286,7 +286,9 @@ def test_the_page_of_a_dataset_fills_in_what_is_stored(browser: Page, site: Serv
 
 def test_a_line_for_a_program_is_copied_by_a_button(browser: Page, site: Served) -> None:
     open_page(browser, site, "/climate/tas/")
-    browser.run("document.querySelector('#viewers details').open = true")
+    assert not browser.run("document.querySelector('#viewers details').open")
+    browser.click(".kind a")  # which is in sight at once
+    assert browser.run("document.querySelector('#viewers details').open")
     line = browser.run("document.querySelector('#viewers dd code').textContent")
     assert browser.run("document.querySelectorAll('#viewers button.copy:not([hidden])').length") == browser.run(
         "document.querySelectorAll('#viewers dd').length"

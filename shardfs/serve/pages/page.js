@@ -7,6 +7,9 @@ if (section !== null) start(section);
 const contents = document.querySelector("#contents");
 if (contents !== null) fillIn(contents);
 for (const button of document.querySelectorAll("button.copy")) copying(button);
+for (const link of document.querySelectorAll('a[href="#viewers"]')) {
+  link.addEventListener("click", () => { document.querySelector("#viewers details").open = true; });
+}
 for (const image of document.querySelectorAll("img.thumbnail")) {
   const remove = () => image.remove();
   if (image.complete && image.naturalWidth === 0) remove();
