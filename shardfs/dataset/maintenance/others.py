@@ -302,7 +302,8 @@ class OtherSessions(SessionsBeside):
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(question.end)
         if answer in (Answer.NONE, Answer.SEEN):
-            raise StoreError(f"{who} does not answer, so what it published is not in the shards yet")
+            what = "does not answer, so what it published is not in the shards yet"
+            raise StoreError(f"{who} {what}; let it go on, or end it, which loses nothing, and flush again")
         return answer is Answer.DEAD
 
     async def _wait(self, question: Question) -> Answer:
