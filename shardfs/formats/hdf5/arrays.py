@@ -20,8 +20,8 @@ from shardfs.formats.hdf5.filters import Hdf5Filters
 
 Coords = tuple[int, ...]
 
-MAX_CHUNK_NBYTES: Final = 2**30
-"""How large a chunk may be that is made, and not a range of the file."""
+MAX_CHUNK_NBYTES: Final = 2**29
+"""How large a chunk may be that is made, and not a range of the file: what undoes filters has it twice in memory."""
 
 _ROWS_NBYTES: Final = 4 * 2**20
 """How large about the chunks are into which contiguous elements are cut."""

@@ -104,7 +104,7 @@ class Hdf5File:
         chunk = dataset.get_chunk_info_by_coord(tuple(start))
         return None if chunk.byte_offset is None else [chunk.byte_offset, chunk.size, chunk.filter_mask]
 
-    def values(self, path: Sequence[bytes], start: Sequence[int], shape: Sequence[int]) -> bytes:
+    def values(self, path: Sequence[bytes], start: Sequence[int], shape: Sequence[int]) -> bytes | memoryview:
         """Return the elements of a part of a dataset in C order, of the type that is said of it.
 
         Text comes as the length of each element, uint32, and then the UTF-8 of each. What is beyond the dataset, which
@@ -122,7 +122,8 @@ class Hdf5File:
         if descr == "string":
             texts = [as_bytes(text) for text in found.reshape(-1)]
             return struct.pack(f"<{len(texts)}I", *map(len, texts)) + b"".join(texts)
-        return np.ascontiguousarray(found if is_exact else found.astype(dtype_of(descr))).tobytes()
+        elements = np.ascontiguousarray(found if is_exact else found.astype(dtype_of(descr)))
+        return memoryview(elements.reshape(-1).view(np.uint8))
 
     # Paths.
 

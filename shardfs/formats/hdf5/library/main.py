@@ -66,7 +66,7 @@ def _answer(channel: LibraryChannel, ask: Callable[..., Any], arguments: dict[st
             for part in result:
                 channel.send(*({"part": None}, part) if isinstance(part, bytes) else ({"part": part},))
             result = None
-        channel.send(*({"done": None}, result) if isinstance(result, bytes) else ({"done": result},))
+        channel.send(*({"done": None}, result) if isinstance(result, bytes | memoryview) else ({"done": result},))
     except AbsentName as error:
         channel.send({"error": "absent", "text": str(error)})
     except MemoryError:
