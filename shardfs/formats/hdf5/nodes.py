@@ -245,7 +245,7 @@ class Hdf5Contents:
 
     async def is_directory(self, key: str) -> bool:
         """Whether *key* is a group, an array, or a part of the grid of one that has chunks."""
-        if (await self._node(key)).reason is None:
+        if (await self._node(key, any_array=True)).reason is None:
             return True
         found = await self._place(key)
         if found is None:
@@ -314,22 +314,25 @@ class Hdf5Contents:
             return BrokenPart(node.damage)
         return None if text is None else InlinePart(text)
 
-    async def _node(self, path: str) -> _Hdf5Node:
-        """Return what is at *path*; what is in an array, or nowhere, costs no question."""
+    async def _node(self, path: str, *, any_array: bool = False) -> _Hdf5Node:
+        """Return what is at *path*; what is in an array, or nowhere, costs no question.
+
+        With *any_array*, `_ARRAY` is enough of one that was listed.
+        """
         node, above = _GROUP, ""
         for name in path.split("/") if path else ():
             if node is not _GROUP or _is_hidden(name):
                 return _NONE
             node = await self._below_group(above, name)
             above = join_key(above, name)
-        return node
+        return (await self._load(path))[0] if node is _ARRAY and not any_array else node
 
     async def _below_group(self, path: str, name: str) -> _Hdf5Node:
         key = join_key(path, name)
         node = self._nodes.get(key)
         if node is None and (listing := self._listings.get(path)) is not None:
             node = listing.nodes.get(name, _NONE)
-        return (await self._load(key))[0] if node is None or node is _ARRAY else node
+        return (await self._load(key))[0] if node is None else node
 
     async def _load(self, path: str) -> tuple[_Hdf5Node, bytes | None]:
         reply = await self._library.ask("node", path=_steps(path))

@@ -28,8 +28,12 @@ from shardfs.stores.base import Buffer, Snapshot
 MAX_SECONDS: Final = 20
 """How much processor time a question may take."""
 
-MAX_INDEX_SECONDS: Final = 120
-"""How much it may take to list names and chunks, of which there may be a hundred thousand, and millions."""
+MAX_INDEX_SECONDS: Final = 600
+"""How much it may take at most to list names and chunks: of a small file, which has few of them, it is less."""
+
+_INDEX_SECONDS: Final = 60
+_NBYTES_A_SECOND: Final = 2**19
+"""How much of a file with nothing but names is listed in a second, on a slow machine."""
 
 PATIENCE: Final = 6
 """How many times as long an answer is waited for, on a machine that does much else, or by a process that sleeps."""
@@ -273,7 +277,9 @@ class _Child:
             raise self._error("answered what it may not") from None
 
     async def _answer(self, what: str, arguments: dict[str, Json], parts: PartsTaken) -> LibraryReply:
-        seconds = MAX_INDEX_SECONDS if what in ("chunks", "listing") else MAX_SECONDS
+        seconds = MAX_SECONDS
+        if what in ("chunks", "listing"):
+            seconds = min(_INDEX_SECONDS + self._snapshot.size // _NBYTES_A_SECOND, MAX_INDEX_SECONDS)
         clock = _Clock(PATIENCE * seconds)
         await self._send({"ask": what, "with": arguments, "seconds": seconds})
         while True:

@@ -23,6 +23,7 @@ from shardfs.formats.hdf5.process import LibraryProcess
 from shardfs.stores.base import Kind
 from shardfs.stores.local.reader import LocalReader
 from tests.formats.hdf5.files import write_random
+from tests.formats.hdf5.test_reading import questions
 from tests.support.opened import in_trio, session
 
 
@@ -478,7 +479,10 @@ async def test_of_many_arrays_those_that_are_not_remembered_are_looked_at_again(
         for number in range(25):
             file[f"g/{number:02}"] = np.arange(3)
     found = await contents_of(tmp_path / "a.h5")
+    asked = questions(monkeypatch)
     assert len(await found.list("g") or ()) == 26
+    assert all([await found.is_directory(f"g/{number:02}") for number in range(25)])
+    assert asked == ["begin", "node", "listing"]
     assert len([key async for key in found.walk()]) == 2 + 2 * 25
     assert await found.is_directory("g/24")
     assert not await found.is_directory("g/25")

@@ -65,8 +65,11 @@ def dtype_of(descr: Json) -> Any:  # noqa: ANN401
 
 def fill_value(identifier: Any, descr: Json) -> Json:  # noqa: ANN401 - a DatasetID
     """Return the fill value: text, or a little-endian element in hexadecimal digits; None if there is none."""
-    if identifier.get_create_plist().fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED:
+    defined = identifier.get_create_plist().fill_value_defined()
+    if defined == h5py.h5d.FILL_VALUE_UNDEFINED:
         return None
+    if defined == h5py.h5d.FILL_VALUE_DEFAULT:
+        return "" if descr == "string" else bytes(dtype_of(descr).itemsize).hex()
     value = h5py.Dataset(identifier).fillvalue
     if descr == "string":
         return as_bytes(value).decode(errors="replace")
