@@ -379,7 +379,7 @@ _SMALL_IDLE: Final = 30.0
 _RETRY: Final = 5.0
 _FIRST_BACKOFF: Final = 0.02
 _LONGEST_BACKOFF: Final = 2.0
-_LOCKED_BACKOFF: Final = 0.1
+_FIRST_LOCKED, _LONGEST_LOCKED = 0.005, 0.1  # of two that commit the same shards, one waits for the other
 """Seconds until a shard is tried again: after an error; at most, after others changed it, or while it is locked."""
 
 
@@ -505,10 +505,11 @@ class ShardQueue:
         now = trio.current_time()
         self._nbeaten += 1
         self.error = None  # an earlier error is not the reason
-        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._nbeaten, 9))
+        first, longest = _FIRST_BACKOFF, _LONGEST_BACKOFF
         if isinstance(error, LockedError):
             self.locked_since = now if self.locked_since is None else self.locked_since
-            longest = _LOCKED_BACKOFF
+            first, longest = _FIRST_LOCKED, _LONGEST_LOCKED
+        longest = min(longest, first * 2 ** min(self._nbeaten, 9))
         self.retry_at = now + random.uniform(0, longest)  # noqa: S311 - nothing is kept secret
 
     def succeed(self) -> None:

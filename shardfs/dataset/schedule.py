@@ -6,6 +6,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Final, NamedTuple
 
+import trio
+
 from shardfs.dataset.journal.records import ChunkChange, Put
 from shardfs.dataset.layout import ShardQueue
 from shardfs.stores.cache import Cache
@@ -97,6 +99,7 @@ class Schedule:
         self._entries: dict[ShardQueue, _Entry] = {}
         self._heap: list[_Entry] = []
         self._numbers = count()
+        self._has_any = trio.Event()
 
     def __len__(self) -> int:
         """Return how many shards have pending changes."""
@@ -109,6 +112,7 @@ class Schedule:
         """Note that a shard has pending changes, perhaps as before."""
         if queue not in self._entries:
             heappush(self._heap, self._entry(queue))
+            self._has_any.set()
         else:
             self.update(queue)
 
@@ -124,6 +128,13 @@ class Schedule:
         if len(self._heap) > 2 * len(self._entries) + _SPARE:
             self._heap = [*self._entries.values()]
             heapify(self._heap)
+
+    async def until_any(self) -> None:
+        """Wait until there is a shard."""
+        if not self:
+            if self._has_any.is_set():
+                self._has_any = trio.Event()
+            await self._has_any.wait()
 
     def first_at(self) -> float:
         """Return when the first shard is due; infinity if there is none."""

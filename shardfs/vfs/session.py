@@ -189,7 +189,7 @@ class WritingSession(Session):
         async with open_nursery() as nursery:
             nursery.start_soon(commits.run)
             nursery.start_soon(self.others.watch, self._suspend)
-            nursery.start_soon(self.others.answer, self._answer, lambda: bool(commits.npending or commits.is_busy))
+            nursery.start_soon(self.others.answer, commits, self._answer)
 
     def _suspend(self, reason: str) -> None:
         """Write nothing for now, if there is a *reason*, which is logged once."""

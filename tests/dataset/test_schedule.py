@@ -9,6 +9,8 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
+import trio
+import trio.testing
 
 from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.schedule import Schedule
@@ -128,3 +130,20 @@ async def test_a_shard_that_could_not_be_committed_is_named_no_longer_once_it_is
     assert all(one.error is None for one in commits.pending)
     await process.writing.finish()
     process.check_done()
+
+
+@in_trio
+async def test_a_session_that_waits_for_requests_wakes_when_something_is_pending(arrays: Path) -> None:
+    """Another one may ask for it to be committed from that moment on."""
+    process = await Process.start(arrays, QuickDisk())
+    pending = process.writing.writer.commits.pending
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(pending.until_any)
+        await trio.testing.wait_all_tasks_blocked()
+        await process.write("end", 0, b"new")
+    await pending.until_any()
+    await process.writing.finish()
+    with trio.move_on_after(0) as waiting:
+        await pending.until_any()
+    assert waiting.cancelled_caught

@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import describe_damage, opened, replay
 from shardfs.dataset.journal.undo import undo_commits
@@ -27,12 +28,12 @@ from shardfs.stores.parallel import QuickLock, open_nursery
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 0.02
 """How often whoever waits for an answer looks for it."""
 
 _IDLE_SECONDS: Final = 1.0
-_BUSY_SECONDS: Final = 0.25
-"""How often requests are looked for: if nothing is pending here, nobody asks."""
+_BUSY_SECONDS, _SHARED_SECONDS = 0.05, 0.25
+"""How often requests are looked for: if nothing is pending here, nobody asks. Looks at what hosts share cost more."""
 
 _SEEN_SECONDS: Final = 30.0
 _DONE_SECONDS: Final = 120.0
@@ -240,10 +241,15 @@ class OtherSessions(SessionsBeside):
                 return refusal(f"{store.url} is", state, slot.holder)
         return ""
 
-    async def answer(self, commit: Callable[[], Awaitable[str | None]], is_busy: Callable[[], bool]) -> None:
-        """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it."""
+    async def answer(self, commits: GroupCommit, commit: Callable[[], Awaitable[str | None]]) -> None:
+        """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it.
+
+        *commits* has what is pending here.
+        """
         while True:
-            await trio.sleep(_BUSY_SECONDS if is_busy() else _IDLE_SECONDS)
+            with trio.move_on_after(_IDLE_SECONDS):
+                await commits.pending.until_any()
+            await trio.sleep(_SHARED_SECONDS if commits.journal.is_shared else _BUSY_SECONDS)
             tokens = await trio.to_thread.run_sync(self._asked.take)
             if tokens:
                 reason = await commit()
