@@ -1,4 +1,7 @@
-"""Fixtures for tests on real mounts and on real S3 servers."""
+"""Fixtures for tests on real mounts and on real S3 servers.
+
+Property tests try the same examples at every run, and are not failed for being slow on a busy machine.
+"""
 
 import gc
 import os
@@ -7,12 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.corpus import CASES, write_case
 from tests.support.datasets import Corpus
 from tests.support.mounting import Mounter, mounter
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, S3Server, credentials, ministack, moto
+
+settings.register_profile("shardfs", deadline=None, derandomize=True)
+settings.load_profile("shardfs")
 
 
 def pytest_configure() -> None:
