@@ -4,7 +4,7 @@ Documents are read first. Then chunks of the plane, of labels, and of coordinate
 coordinates make no picture later.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -28,28 +28,30 @@ from shardfs.vfs.paths import Paths
 
 _FAR_ABOVE: Final = 4
 """How many groups above an array may say that it is a level of an image."""
+_DEEP: Final = 8
+"""Of how many groups above a node all are looked at together."""
 _VIRIDIS: Final = TABLES[1]
 
 
 async def foresee(source: Source, path: str) -> None:
     """Look at the node at *path*, at groups above it, and at the names beside it, all at the same time.
 
-    Who then asks for one after the other waits for none; coordinates are among the names.
+    Who then asks for one after the other waits for none, and gets the errors; coordinates are among the names.
     """
     hierarchy = source.hierarchy
-    if not hierarchy.ttl:  # all of it would be asked for again
+    above = [above for above, _ in groups_above(path)]
+    if not hierarchy.ttl or len(above) > _DEEP:  # all would be asked for again, or in vain
         return
 
-    async def look(path: str) -> None:
+    async def look(ask: Callable[[str], Awaitable[object]], path: str) -> None:
         with suppress(ShardfsError):
-            await hierarchy.node(path)
+            await ask(path)
 
     async with open_nursery() as nursery:
-        above = [above for above, _ in groups_above(path)]
         for each in [path, *above]:
-            nursery.start_soon(look, each)
-        if above:
-            nursery.start_soon(source.store.expect_names, above[0])
+            nursery.start_soon(look, hierarchy.node, each)
+        for each in above[:1]:
+            nursery.start_soon(look, source.store.expect_names, each)
 
 
 class Found(NamedTuple):
