@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shardfs.api.opened import OpenDataset
 from shardfs.dataset.maintenance.verify import measure
@@ -150,7 +150,7 @@ async def _find(paths: Paths, path: str) -> Node:
         raise NotFoundError(f"there is no array or group {path} in {paths.source.store.url}{way_out}") from None
     if node.metadata is None:
         reason = f": {node.reason}" if node.reason else ""
-        raise NotFoundError(f"{path or 'the source'} is not an array or group{reason}")
+        raise NotFoundError(f"{_named(paths, path)} is not an array or group{reason}")
     return node
 
 
@@ -163,13 +163,20 @@ async def _document(paths: Paths, path: str, names: Sequence[str]) -> dict[str, 
     return {}
 
 
+_NOT_SHARDED: Final = "it is not a sharded array; `store` and `filesystem` read its chunks, as files"
+
+
+def _named(paths: Paths, path: str) -> str:
+    return path or paths.source.store.url
+
+
 async def _chunk(paths: Paths, path: str, coords: Coords) -> str:
     """Return the path of the chunk at *coords*."""
     node = await _find(paths, path)
     chunks = paths.fs.view.chunk_view(node)
     if chunks is None:
-        reason = paths.fs.view.skipped(node) or node.reason or "it is not a sharded array"
-        raise NotUnshardable(f"{path or 'the source'} has no inner chunks: {reason}")
+        reason = paths.fs.view.skipped(node) or node.reason or _NOT_SHARDED
+        raise NotUnshardable(f"{_named(paths, path)} has no inner chunks: {reason}")
     if not chunks.array.grid.contains(coords):
         raise IndexError(f"{coords} is not in the grid of {chunks.array.grid.grid_shape} inner chunks")
     return join_key(path, chunks.key_encoding.encode(coords))
@@ -195,7 +202,7 @@ async def _write(paths: Paths, path: str, coords: Coords, data: Buffer | None) -
 async def _shards(paths: Paths, path: str) -> list[dict[str, Any]]:
     array = (await _find(paths, path)).array
     if array is None:
-        raise NotUnshardable(f"{path or 'the source'} has no shards")
+        raise NotUnshardable(f"{_named(paths, path)} has no shards")
     uses = [(coords, await measure(array, coords)) async for coords in walk_shards(array)]
     return [{"coords": list(coords), **asdict(use), "dead": use.dead} for coords, use in uses]
 

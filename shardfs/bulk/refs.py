@@ -31,6 +31,7 @@ from shardfs.errors import (
     MetadataError,
     NotShownError,
     NotUnshardable,
+    RefusedError,
     ShardfsError,
     UsageError,
 )
@@ -139,10 +140,15 @@ async def array_references(
         yield key, reference
 
 
+_ONLY_ZARR: Final = (
+    "shardfs writes references only to arrays that are stored as Zarr; mount it, or refer to what `shardfs pack` makes "
+    "of it"
+)
+
+
 def require_shown(view: View, node: Node) -> None:
     """Raise `NotShownError` if *view* does not show an array, or nothing can refer to its chunks."""
-    reason = "shardfs writes references only to arrays that are stored as Zarr" if node.is_read_only else None
-    reason = reason or view.skipped(node)
+    reason = (node.reason or _ONLY_ZARR) if node.is_read_only else view.skipped(node)
     if reason is not None:
         raise NotShownError(reason)
 
@@ -231,7 +237,8 @@ async def write_references(
 
     Returns how many arrays are skipped because they could not be read or referenced; *warn* is called with a line
     about each. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
-    encoded as a whole. Raises `UsageError` if nothing can refer to what is in the source.
+    encoded as a whole. Raises `UsageError` if nothing can refer to what is in the source, and `RefusedError` if it
+    is of another format as a whole; then nothing is written.
     """
     if isinstance(source.store, VirtualStore) and source.store.no_references is not None:
         raise UsageError(source.store.no_references)
@@ -273,7 +280,10 @@ async def write_references(
             finally:
                 advance(nchunks.get(node.path, count) - count)
             skipped += 1
-            warn(f"{node.path or 'the source'} cannot be referenced: {reason}")
+            warn(f"{node.path or source.store.url} cannot be referenced: {reason}")
+    if skipped == len(arrays) and (top := await source.hierarchy.node("")).is_read_only:
+        why = "" if skipped else f": {top.reason or _ONLY_ZARR}"
+        raise RefusedError(f"nothing is written, as nothing in {source.store.url} can be referenced{why}")
     if not arrays:
         warn(f"there are no Zarr v3 arrays here: {await what_else(source)}")
     for path in groups:  # last, when it is known whether any array is skipped

@@ -21,7 +21,7 @@ from shardfs.dataset.maintenance.walk import (
 )
 from shardfs.dataset.node import Node, StoredArray
 from shardfs.dataset.shard_listing import Strays
-from shardfs.errors import NotUnshardable, ShardfsError, UnsupportedError, counted, first_of
+from shardfs.errors import NotUnshardable, ShardfsError, SourceError, UnsupportedError, counted, first_of
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import describe, fault_of
@@ -112,8 +112,8 @@ async def verify_source(
     """Check every shard of *source*, which was opened with *options*; with *data*, decode all chunks too.
 
     If files are parts of others, each is checked: whether the other file is there, and has the range; with *data*,
-    whether it can be read.
-    *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays.
+    whether it can be read. *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays,
+    or if the source is one that cannot be read.
     """
     report = VerifyReport()
     is_virtual = isinstance(source.store, VirtualStore)
@@ -171,6 +171,9 @@ async def verify_source(
     )
     for shard in looked_at:
         report.found += shard.result or [Problem(shard.key, None, str(shard.error))]
+    top = await source.hierarchy.node("")
+    if top.is_read_only and top.reason is not None and len(report.unchecked) == 1 and not report.found:
+        raise SourceError(f"{source.store.url} cannot be read: {top.reason}")
     return report
 
 

@@ -123,7 +123,7 @@ def decode_text(data: bytes) -> str:
 
 
 def parse_json(data: bytes) -> Json:
-    """Parse a JSON text, encoded in any way that `decode_text` knows.
+    """Parse a JSON text, encoded in any way that `decode_text` knows; raises `MetadataError` for what is none.
 
     Bare `NaN` and `Infinity` are accepted, since Python programs write them into attributes. A number that does not fit
     a double is rejected, because it could not be written again.

@@ -96,9 +96,10 @@ class ForeignGrid(ShardGrid):
     def cut(cls, shape: Coords, shard_shape: Coords, chunk_shape: Coords, index_codecs: IndexCodecs) -> "ForeignGrid":
         """Describe an array of *shape* in files of *shard_shape* elements, which are cut into chunks of *chunk_shape*.
 
-        Each is a multiple of the next. Chunks are full ones, as those of Zarr are, also where they reach beyond the
-        array. *index_codecs* decode the index, which is at the beginning of each file, or has no bytes: the ranges of
-        its chunks, in C order. Raises `MetadataError` if that is more than shardfs can count.
+        *shard_shape* is a multiple of *chunk_shape*, and *shape* need not be one of either. Chunks are full ones, as
+        those of Zarr are, also where they reach beyond the array. *index_codecs* decode the index, which is at the
+        beginning of each file, or has no bytes: the ranges of its chunks, in C order. Raises `MetadataError` if that is
+        more than shardfs can count, or has more axes than arrays of Zarr may have here.
         """
         if (ndim := len(shape)) > MAX_NDIM:
             raise MetadataError(f"the array has {ndim} axes, more than {MAX_NDIM}")
@@ -253,8 +254,9 @@ class Foreign:
     with it, by relative path: they exist, whatever is stored.
 
     *group* is set if it is a group of Zarr where arrays are shown as Zarr. *why_not* says, of what is neither that nor
-    an array, why it has no form in Zarr. *facts* are what `info` says beside the usual of values. *programs* are those
-    that open the node by a line of their own, in which {} is its path, by the names in `shardfs info --tools`.
+    an array, why it has no form in Zarr, if a *reason* does not say that already. *facts* are what `info` says beside
+    the usual of values. *programs* are those that open the node by a line of their own, in which {} is its path, by the
+    names in `shardfs info --tools`.
     """
 
     format: str
@@ -277,9 +279,9 @@ class Foreign:
         if self.group is not None:
             return self.group
         if self.metadata is None:
-            raise NotUnshardable(self.why_not)
+            raise NotUnshardable(self.why_not or self.reason or f"{self.kind} is no array")
         if self.chunks is None:
-            raise NotUnshardable(self.reason or "")
+            raise NotUnshardable(self.reason or f"{self.kind} has no chunks here")
         return parse_array(self.chunks.document)
 
     @property

@@ -123,7 +123,9 @@ NO_INDEX: Final = NoIndex("little", (), ())
 class ShardIndex:
     """A decoded index: `offset` and `nbytes` of every entry, in C order.
 
-    *encoded* are the stored bytes, by which one can check later whether the index is still in place.
+    *values* is flat, of the format "Q": the two numbers of an entry, then those of the next. Both are `EMPTY` for a
+    chunk that is not stored. *encoded* are the stored bytes, by which one can check later whether the index is still in
+    place.
     """
 
     values: "memoryview[int]"

@@ -13,12 +13,14 @@ or both.
 - *A directory in any source is an array, or leads to several*: `Format.find` looks at its documents and returns a
   `Foreign`, which says where chunks are: `ForeignChunks` have a grid (`ForeignGrid.cut`), the names of files, and an
   `IndexCodecs`, a subclass of which finds the chunks in a file. With that, everything else is done: mounts in all
-  views, `serve`, `shardfs.open`, `pack`, `unpack`, `verify`, `info`, `map`.
-- *A file is a SOURCE*: `Format.takes` says of which, and `Format.open` returns what is in it, as a `Reader`. If the
-  file is one array, that is a `SingleFile`, a directory with this file in it, which `find` then meets. If there is a
-  tree in it, as in HDF5 or a ZIP file, that is a `TreeStore`: the format says which keys there are, and where in the
-  file the bytes of each are. Arrays in it are keys of Zarr: a `zarr.json` that the format makes, and chunks, each a
-  range of the file, or made by the format. So what shardfs does with unsharded Zarr, it does with these.
+  views but `npy`, `serve`, `shardfs.open`, `pack`, `unpack`, `verify`, `info`, `map`; `refs` refuses it.
+- *A file is a SOURCE*: `Format.takes` says of which, and `Format.open` returns what is in it, as a `Reader`: one of
+  two. A `SingleFile` is for one array of which an index, at the beginning of the file or in what `find` has read, says
+  where all chunks are: a directory with this file in it, which `find` then meets. A `TreeStore` is for all others: a
+  tree, as in HDF5 or a ZIP file, and an array whose chunks are found one by one. The format says which keys there are,
+  and where in the file the bytes of each are. Arrays in it are keys of Zarr: a `zarr.json` that the format makes, and
+  chunks, each a range of the file, or made by the format. So what shardfs does with unsharded Zarr, it does with
+  these, `--view npy` and `refs` included.
 
 Documents and files are hostile input. Check each number before you allocate by it. Raise `MetadataError` for what is
 not supported, and `CorruptionError` for what is damaged, both of `shardfs.errors`; say what it is, and the way out. A

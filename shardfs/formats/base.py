@@ -49,6 +49,9 @@ class SourceDirectory(NamedTuple):
 class FoundNode(NamedTuple):
     """What a directory is in a format: *node*, described by a document with the status *origin*.
 
+    That is the status of the version that was read, of its `Snapshot`. If that file has the chunks, too, they are read
+    from this very version: where there is another one by now, the format is asked again.
+
     *node* is None if there is a document of that name, and it is that of something else: it is remembered, and
     not parsed again while it is the same. *stamp* is whatever `Format.find` compares to see that nothing has changed.
     """
@@ -77,7 +80,8 @@ class Candidate:
 class FileSource:
     """A SOURCE that a format takes: the file, or the directory, *name* in the location *home*, known to users as *url*.
 
-    *files* reads what is in that location, by keys relative to it. Names and versions may be cached for *ttl* seconds.
+    *files* reads what is in that location, by keys relative to it: it is the *home* of a `SingleFile` or a `TreeStore`.
+    Names and versions may be cached for *ttl* seconds.
     *options* are those of the user, and *open_location* opens other locations that the file leads to, and that the user
     allows: it returns the location, and a reader of it, or raises `SourceError`. *session* is for tasks that are to end
     when the source is closed.

@@ -17,7 +17,12 @@ from shardfs.stores.objects.reader import ObjectReader, object_stat
 
 
 class SingleFile(ObjectReader):
-    """The file *name* of the reader *home*, as the only one in a directory, where it has the name *shown*."""
+    """The file *name* of the reader *home*, as the only one in a directory, where it has the name *shown*.
+
+    *url* is that of the file, and *home* is `FileSource.files`. *shown* is one name for all such files, and one of
+    `Format.documents`: by it, `Format.find` meets the file, and messages about its content call it so. Choose one that
+    says what it is, as `chunks.b2frame`; only messages about the source name the file of the user.
+    """
 
     def __init__(self, url: str, home: TargetFiles, name: str, shown: str, *, ttl: float) -> None:
         self.url = url

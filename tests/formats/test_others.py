@@ -9,8 +9,8 @@ import pytest
 import zarr
 
 import shardfs
-from shardfs.errors import MetadataError, SourceError, StoreError
-from shardfs.formats import ForeignGrid, IndexCodecs, format_faults, formats, load_formats
+from shardfs.errors import MetadataError, NotUnshardable, SourceError, StoreError
+from shardfs.formats import Foreign, ForeignGrid, IndexCodecs, format_faults, formats, load_formats
 from tests.support.commands import run, run_json
 from tests.support.prepared import TOP, fresh_environment
 
@@ -211,3 +211,9 @@ def test_a_grid_has_no_more_axes_than_an_array_of_zarr() -> None:
     assert ForeignGrid.cut((1,) * 32, (1,) * 32, (1,) * 32, index).ndim == 32
     with pytest.raises(MetadataError, match="3000 axes"):
         ForeignGrid.cut((1,) * 3000, (1,) * 3000, (1,) * 3000, index)
+
+
+@pytest.mark.parametrize(("said", "why"), [({"reason": "it is cut"}, "it is cut"), ({}, "a box is no array")])
+def test_what_has_no_form_in_zarr_always_says_why(said: dict[str, str], why: str) -> None:
+    with pytest.raises(NotUnshardable, match=why):
+        Foreign(format="box", kind="a box", reason=said.get("reason")).as_zarr()

@@ -20,6 +20,7 @@ from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
+    NotUnshardable,
     ShardfsError,
     SourceError,
     StaleError,
@@ -432,6 +433,15 @@ def write_zarr(path: Path) -> np.ndarray:
     files |= {f"g/image/c/{row}/0": values[2 * row : 2 * row + 2].tobytes() for row in range(2)}
     write_box(path, files)
     return values
+
+
+def test_an_array_without_inner_chunks_is_named_with_the_way_to_its_chunks(registered: Box, tmp_path: Path) -> None:
+    write_box(tmp_path / "a.box", {"zarr.json": json.dumps(ARRAY).encode(), "c/0/0": b"8 bytes."})
+    with (
+        shardfs.open(tmp_path / "a.box") as dataset,
+        pytest.raises(NotUnshardable, match=r"a\.box has no inner chunks: .*`filesystem` read its chunks"),
+    ):
+        dataset[""].read_chunk((0, 0))
 
 
 def test_references_lead_into_the_file(registered: Box, tmp_path: Path) -> None:

@@ -115,6 +115,30 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path) -> None:
     assert "bytes" in report["problems"][0]["message"]
 
 
+def test_a_file_that_is_not_supported_is_named_by_every_command_with_the_reason(tmp_path: Path) -> None:
+    source, reason = tmp_path / "data.npy", "only numbers in C order have rows here"
+    np.save(source, np.asfortranarray(np.arange(6).reshape(2, 3)))
+    for command, status, *more in (("verify", 3), ("refs", 1), ("pack", 2, tmp_path / "packed")):
+        done = run(command, source, *more, PYTHONPATH=PYTHONPATH)
+        assert done.returncode == status, str(done)
+        assert reason in done.stderr
+        assert done.stdout == ""
+    assert os.listdir(tmp_path) == ["data.npy"]
+    assert reason in succeed("info", source)
+
+
+@pytest.mark.parametrize("option", [None, "--output", "--parquet"])
+def test_references_to_it_are_refused_and_nothing_is_written(tmp_path: Path, option: str | None) -> None:
+    source = tmp_path / "data.npy"
+    write(source)
+    done = run("refs", *([option, tmp_path / "refs"] if option else []), source, PYTHONPATH=PYTHONPATH)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"{source} cannot be referenced: shardfs writes references only" in done.stderr
+    assert "shardfs pack" in done.stderr
+    assert os.listdir(tmp_path) == ["data.npy"]
+
+
 def test_it_is_served_and_opened_without_a_mount(tmp_path: Path) -> None:
     values = write(tmp_path / "data.npy")
     with served(tmp_path / "data.npy") as site:

@@ -307,8 +307,9 @@ def test_refs_leave_out_volumes_and_say_so_in_every_view(tmp_path: Path, view: s
     write_volume(tmp_path / "source", document, [values_of(each["size"]) for each in document["scales"]])
     done = run("refs", "--view", view, tmp_path / "source")
     reason = "shardfs writes references only to arrays that are stored as Zarr"
-    assert f"{KEY} cannot be referenced: {reason}\n" in done.stderr
+    assert f"{KEY} cannot be referenced: {reason};" in done.stderr
     assert "--decode" not in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 @pytest.mark.parametrize(("encoding", "way_out"), [("raw", "; a mount with --decode shows them"), ("jpeg", "")])
