@@ -206,6 +206,27 @@ def test_an_index_that_cannot_be_decoded_names_the_package(
     load_formats.cache_clear()
 
 
+def test_an_array_that_a_format_fails_to_look_at_again_is_an_error_alone(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunks are not absent: programs would take them for fill values."""
+    monkeypatch.syspath_prepend(TOP / "tests" / "toy_format")
+    load_formats.cache_clear()
+    np.save(source / "bad" / "rows.npy", np.arange(12).reshape(3, 4))
+    with shardfs.open(source, metadata_ttl=0) as dataset:
+        assert dataset["bad"].read_chunk((1, 0)) is not None
+
+        def fail(*arguments: object) -> None:
+            raise KeyError("boo")
+
+        monkeypatch.setattr("npy_rows.describe", fail)
+        (source / "bad" / "rows.npy").touch()
+        with pytest.raises(StoreError, match=r"bad/rows\.npy is not what it was: its format is npy.*npy-rows 1\.0"):
+            dataset["bad"].read_chunk((1, 0))
+        assert dataset["good"].read_chunk((1,)) is not None
+    load_formats.cache_clear()
+
+
 def test_a_grid_has_no_more_axes_than_an_array_of_zarr() -> None:
     index = IndexCodecs("little", (), ())
     assert ForeignGrid.cut((1,) * 32, (1,) * 32, (1,) * 32, index).ndim == 32
