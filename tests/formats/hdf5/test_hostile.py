@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -25,6 +26,7 @@ from shardfs.stores.local.reader import LocalReader
 from tests.formats.hdf5.files import write_random
 from tests.formats.hdf5.test_reading import questions
 from tests.support.opened import in_trio, session
+from tests.support.users import AS_NOBODY, everyones_python, shared_directory
 
 
 def opened(path: Path) -> TreeStore:
@@ -256,6 +258,18 @@ async def test_a_process_lives_with_lower_limits_than_ours(tmp_path: Path, monke
     lower = "import resource as r; r.setrlimit(r.RLIMIT_CPU, (9, 9)); r.setrlimit(r.RLIMIT_DATA, (2**30, 2**30))"
     monkeypatch.setattr(process, "_PROGRAM", f"{lower}; {process._PROGRAM}")
     assert (await (await library(tmp_path / "a.h5")).ask("node", path=[])).value["kind"] == "group"
+
+
+@pytest.mark.slow
+def test_a_user_who_is_not_root_reads_a_file_within_the_limits() -> None:
+    """For whom they hold: root may start processes, and have files, whatever is said."""
+    program = "import sys, shardfs; print(len(shardfs.open(sys.argv[1]).filesystem().cat_file('g/x/zarr.json')) > 100)"
+    with shared_directory() as directory:
+        write_sound(directory / "a.h5", 0)
+        (directory / "a.h5").chmod(0o644)
+        line = [*AS_NOBODY, everyones_python(), "-c", program, directory / "a.h5"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
 
 
 @in_trio
