@@ -73,8 +73,8 @@ class GroupCommit:
     """The pending changes of a source, and the commits that bring them into shards.
 
     `run` runs in a nursery of the caller; without it, only `flush` commits. A shard is not appended to, but compacted,
-    if at least the share *auto_compact* of its bytes would be dead. What the *others* left is taken over when a
-    shard is found as a process left it that was killed while it changed it.
+    if at least the share *auto_compact* of its bytes would be dead. What the *others* left is taken over when a shard
+    is found as a killed process left it.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class GroupCommit:
         """
         is_ours = self._source.shards.generations.known(queue.layout, queue.shard).is_ours
         last = next(reversed(queue.changes.values()), None)
-        is_known = last is not None and last.superseded == change.superseded
-        if not is_known and not is_ours and not self._source.store.rewrites:
+        is_new = last is None or last.superseded != change.superseded
+        if is_new and not is_ours and not self._source.store.rewrites:
             self._superseded.add(queue.key)
 
     async def sync_soon(self) -> None:
@@ -536,22 +536,25 @@ class GroupCommit:
     async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make undo records and payloads durable before the shards are changed.
 
-        If that fails, an undo record may be durable all the same, so nobody may append to its shard until the next
+        If that fails, undo records may be durable all the same: then nobody may append to their shards until the next
         attempt has settled that.
         """
         if not commits or self.journal.has_vanished:
             return  # changes that are in no journal any more are safer in their shard, whatever happens to this process
-        announced: list[_Commit] = []
+        undos: list[UndoRecord] = []
         try:
             async with self.journal.appending:
                 for commit in commits:
-                    undo = self.journal.append(commit.undo)
-                    self.undos[undo.key] = undo
-                    announced.append(commit)
+                    undos.append(self.journal.append(commit.undo))
+                self.undos |= {undo.key: undo for undo in undos}
             await self.sync_soon()
         except ShardfsError:
-            for commit in announced:
-                commit.edit.leave()
+            is_armed = len(undos) == len(commits)  # all are in the journal, which may be durable
+            if not is_armed:
+                await self.journal.release_soon(undos)
+            for commit in commits:
+                if commit.undo.inode and (is_armed or not self.journal.has_recorded_releases):
+                    commit.edit.leave()
             raise
 
     async def _undo_record(
@@ -621,8 +624,7 @@ class GroupCommit:
 
     def _pop_undo(self, queue: ShardQueue) -> list[UndoRecord]:
         """Forget the undo record of a shard whose commit ended; returns it, if there is one, to be released."""
-        undo = self.undos.pop(queue.key, None)
-        return [undo] if undo is not None else []
+        return [self.undos.pop(queue.key)] if queue.key in self.undos else []
 
     async def _finish(self, queue: ShardQueue, records: Sequence[ChunkChange]) -> None:
         """Note that *records* are in the shard, or kept elsewhere."""

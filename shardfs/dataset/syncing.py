@@ -5,7 +5,9 @@ from contextlib import suppress
 from typing import Final
 
 from shardfs.errors import (
+    AccessDeniedError,
     CorruptionError,
+    IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
     RefusedError,
@@ -17,25 +19,29 @@ from shardfs.stores.parallel import for_each
 
 _SYNCS_AT_ONCE: Final = 16
 
+_NO_FILE: Final = (
+    CorruptionError,
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    RefusedError,
+    TooDeepError,
+)
+"""The errors of a key that stands for no file, or for none within the source."""
+
 
 async def make_durable(store: Store, key: str) -> None:
-    """Make a shard durable, with its name; raises the error that prevents it.
-
-    One that cannot be opened is passed over: nobody can compare it with records either.
-    """
-    file = None
-    with suppress(ShardfsError):
-        file = await store.open_passthrough(key)
-    if file is not None:
-        await file.sync()
+    """Make a shard durable, if there is one, with its name; raises the error that prevents it."""
+    with suppress(*_NO_FILE):
+        await (await store.open_passthrough(key)).sync()
     await make_names_durable(store, key)
 
 
 async def make_names_durable(store: Store, key: str) -> None:
-    """Make the name of a shard durable, and those of the directories above it that there are."""
+    """Make the name of a shard durable, and those of the directories above it that this process can open."""
     while key:
         key = key.rpartition("/")[0]
-        with suppress(CorruptionError, NotFoundError, NotADirectoryHereError, RefusedError, TooDeepError):
+        with suppress(AccessDeniedError, *_NO_FILE):
             await store.sync_directory(key)
 
 

@@ -31,6 +31,7 @@ from shardfs.dataset.maintenance import others, recover
 from shardfs.dataset.maintenance.recover import Leftover, find_torn, recover_source, repair, show_source
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.errors import (
+    AccessDeniedError,
     ConflictError,
     CorruptionError,
     MetadataError,
@@ -888,9 +889,10 @@ async def test_all_that_was_published_in_a_busy_shard_is_judged_after_one_wait(
         assert trio.current_time() - begun < 75, "one wait to judge, and one to commit"
 
 
+@pytest.mark.parametrize("fails", [(LocalFile, "sync"), (LocalStore, "open_passthrough")], ids=["sync", "open"])
 @in_leaps
 async def test_what_is_stored_and_cannot_be_made_durable_stays_in_the_journal(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, fails: tuple[type, str]
 ) -> None:
     process = await Process.start(arrays, QuickDisk())
     await process.write("end", 0, payload_of("end", 10))
@@ -900,11 +902,69 @@ async def test_what_is_stored_and_cannot_be_made_durable_stays_in_the_journal(
         patched.setattr(Journal, "release_soon", AsyncMock())
         await process.commit()
     with kept_busy(arrays / "end/c/0"), monkeypatch.context() as patched:
-        patched.setattr(LocalFile, "sync", AsyncMock(side_effect=StoreError("the disk is away")))
+        patched.setattr(*fails, AsyncMock(side_effect=StoreError("the disk is away")))
         again = await Process.start(arrays, QuickDisk())
     assert [one.key for one in again.writing.writer.commits.pending] == ["end/c/0"]
     await again.finish()
     again.check_done()
+
+
+@in_trio
+async def test_a_directory_of_another_user_that_cannot_be_listed_keeps_nothing_pending(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("end", 0, payload_of("end", 10))
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "release_soon", AsyncMock())
+        await process.commit()
+    gc.collect()
+    sync = LocalStore.sync_directory
+
+    async def refused(store: LocalStore, key: str) -> None:
+        if key == "end":
+            raise AccessDeniedError("end: Permission denied")
+        await sync(store, key)
+
+    monkeypatch.setattr(LocalStore, "sync_directory", refused)
+    again = await Process.start(arrays, QuickDisk())
+    assert await again.writing.finish()
+    again.check_done()
+
+
+def locks_in(root: Path) -> list[Path]:
+    return [*root.rglob("*.__lock")]
+
+
+@pytest.mark.parametrize("error", ["append", "append and note"])
+@in_trio
+async def test_a_commit_that_cannot_be_announced_leaves_a_lock_only_if_that_may_be_known(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """On a full disk, where a shard should not be written anew without need."""
+    process = await Process.start(arrays, QuickDisk())
+    for number in (0, PER_SHARD):
+        await process.write("end", number, payload_of("end", 1))
+    await process.commit()
+    for number in (1, PER_SHARD + 1):
+        await process.write("end", number, payload_of("end", 2))
+    append, undos = Journal.append, list[UndoRecord]()
+
+    def full(journal: Journal, record: Any, *more: Any, **options: Any) -> Any:
+        if isinstance(record, UndoRecord):
+            undos.append(record)
+        if len(undos) > 1 and (isinstance(record, UndoRecord) or error == "append and note"):
+            raise NoSpaceError("the disk is full")
+        return append(journal, record, *more, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "append", full)
+        with pytest.raises(NoSpaceError):
+            await process.commit()
+    assert bool(locks_in(arrays)) == (error == "append and note")
+    await process.finish()
+    process.check_done()
+    assert not locks_in(arrays)
 
 
 @pytest.mark.parametrize("path", ["end", "unchecked"])

@@ -252,6 +252,11 @@ class Journal:
         self._remove_released()
         self._keep_reserve()
 
+    @property
+    def has_recorded_releases(self) -> bool:
+        """Whether whoever reads the journal knows all that was released: not if the disk was full."""
+        return not self._released
+
     def carry_forward(self) -> None:
         """Append the live records of the oldest segment again, and remove it.
 
