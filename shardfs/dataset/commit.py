@@ -24,7 +24,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
 from shardfs.dataset.journal.undo import disarmed, has_not_begun, take_back, undo_record
-from shardfs.dataset.layout import ArrayLayout, ShardQueue
+from shardfs.dataset.layout import ArrayLayout, Aside, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.schedule import BATCH, PAUSE, Growth, Schedule, batches
@@ -110,6 +110,7 @@ class GroupCommit:
         self._must_take_over = False
         self._judges: dict[int, tuple[ChunkChange, Judge]] = {}  # of changes that an earlier process has published
         self.growth = Growth()
+        self.aside = Aside()
 
     @property
     def is_busy(self) -> bool:
@@ -203,9 +204,9 @@ class GroupCommit:
         pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict journal; that
         another program changed a shard first is no error, and the commit is tried again.
         """
+        naside = self.aside.count
         attempts = _ATTEMPTS
         asked = {queue: [*queue.changes.values()] for queue in self.pending_below(below)}
-        conflicts_before = {queue: queue.nconflicts for queue in asked}
         for queue in asked:
             queue.be_patient()
         failure: ShardfsError | None = None
@@ -214,10 +215,8 @@ class GroupCommit:
             if not wanted:
                 if failure is not None:
                     raise failure.with_traceback(None)
-                nconflicts = sum(queue.nconflicts - before for queue, before in conflicts_before.items())
-                if nconflicts:
-                    what = counted(nconflicts, "chunk")
-                    raise ConflictError(f"another program has changed the array; `shardfs recover` shows {what} of it")
+                if self.aside.count > naside:
+                    self.aside.check(below)
                 return
             await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
             await self._commit(wanted)
@@ -433,7 +432,7 @@ class GroupCommit:
             first_of(["/".join(map(str, change.coords)) for change in changes], _MAX_TOLD),
         )
         await self.put_aside(changes)
-        queue.conflicted(len(changes))
+        self.aside.add(queue.layout.path, len(changes))
         await self._finish(queue, changes)
 
     async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[ChunkChange]:

@@ -20,13 +20,14 @@ import trio
 from shardfs.dataset.journal.records import ChunkChange
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import LockedError, ShardfsError, StaleError
+from shardfs.errors import ConflictError, LockedError, ShardfsError, StaleError, counted, first_of
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coords, ShardGrid
 from shardfs.stores.base import Stat, join_key
 from shardfs.stores.parallel import QuickLock
 
 _MAX_RUNS: Final = 16384
+_MAX_NAMED: Final = 3  # arrays
 _TRIES: Final = 16  # shards that may be forgotten when one more is remembered
 _MAX_RETIRED: Final = 32  # layouts whose shards are forgotten together, because that takes a look at all
 
@@ -392,6 +393,36 @@ class Pending(NamedTuple):
     reason: str | None = None
 
 
+class Aside:
+    """The changes that were put into the conflict journal, by array, since whoever publishes them was told.
+
+    *count* is how many there ever were.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._untold: Counter[str] = Counter()
+
+    def add(self, path: str, nchanges: int) -> None:
+        """Note that so many changes of the array at *path* were put aside."""
+        self.count += nchanges
+        self._untold[path] += nchanges
+
+    def check(self, below: str = "") -> None:
+        """Raise `ConflictError` if there are any at and below a path."""
+        untold = {path: nchanges for path, nchanges in self._untold.items() if is_below(path, below)}
+        if untold:
+            what = counted(sum(untold.values()), "chunk")
+            where = first_of([path or "(root)" for path in untold], _MAX_NAMED)
+            raise ConflictError(
+                f"another program has changed the array; `shardfs recover` shows {what} of it, put aside: {where}"
+            )
+
+    def told(self) -> None:
+        """Note that whoever publishes them was told of all."""
+        self._untold.clear()
+
+
 class ShardQueue:
     """The pending changes of one shard, oldest first, and how their commit stands.
 
@@ -408,8 +439,7 @@ class ShardQueue:
     before: native readers see the new shape already, so the shard is due at once, but not before that time.
 
     *layout* is one of its array, not always the current one. *lock* is held while publishing in the shard, committing
-    or rewriting it: a record names the version that it supersedes, which a commit changes. *nconflicts* is how many of
-    its changes were ever put into the conflict journal.
+    or rewriting it: a record names the version that it supersedes, which a commit changes.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
@@ -417,7 +447,6 @@ class ShardQueue:
         self.lock = QuickLock()
         self.changes: dict[Coords, ChunkChange] = {}
         self.payload_nbytes = 0
-        self.nconflicts = 0
         self.since = self.touched = 0.0
         self.error: ShardfsError | None = None
         self.retry_at: float | None = None
@@ -475,10 +504,6 @@ class ShardQueue:
         if not self.changes and not was_empty:
             self.ahead_at = None
             self.layout.pending.remove(self.shard)
-
-    def conflicted(self, nchanges: int) -> None:
-        """Note that so many of its changes were put into the conflict journal."""
-        self.nconflicts += nchanges
 
     def fail(self, error: ShardfsError) -> None:
         """Record the error that prevents the shard from being committed."""

@@ -443,9 +443,10 @@ async def open_paths(
             with trio.CancelScope(shield=True):
                 is_committed = await session.finish()
         if not is_committed and session.writing is not None:
+            why, where = session.writing.failure, session.writing.state.root
             raise StoreError(
-                f"not everything that was written to {source.store.url} could be committed; it stays in "
-                f"{session.writing.state.root}, for the next one who opens it with write=True or mounts it with --write"
+                f"not everything that was written to {source.store.url} could be committed: {why}; it stays in {where} "
+                "for the next one who opens it with write=True or mounts it with --write"
             )
 
 

@@ -113,6 +113,8 @@ class WritingSession(Session):
         disk: Syscalls = SYSCALLS,
     ) -> None:
         self.state = state
+        self.failure = ""
+        """Why something was not committed at the last attempt."""
         self._single_writer = options.single_writer
         self._contents, self.journal = open_journal(state.journal, disk)
         self._aside, self.conflicts = open_journal(state.conflicts, disk)
@@ -202,7 +204,7 @@ class WritingSession(Session):
 
     async def _answer(self) -> str | None:
         """Commit what is pending, as another session has asked; return what prevents it."""
-        failures = await self.fs.try_flush_all()
+        failures = await self.fs.try_flush_all(for_others=True)
         return "; ".join(map(str, failures.errors)) or None
 
     def pending(self) -> Pending:
@@ -229,6 +231,7 @@ class WritingSession(Session):
         if failures.files is not None:
             log.error("what was written stays on this machine, in %s: %s", self.state.root, failures.files)
         self.is_stuck = any(not isinstance(error, ConflictError) for error in failures.errors)
+        self.failure = next(map(str, failures.errors), "")
         return not failures.errors
 
     async def finish(self, *, commit: bool = True) -> bool:
@@ -242,11 +245,12 @@ class WritingSession(Session):
                 await trio.to_thread.run_sync(journal.close)
             except ShardfsError as error:
                 log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
-                is_committed = False
+                is_committed, self.failure = False, self.failure or str(error)
         # Nobody waits for this session any more, whose slot has no records that anybody could ask for.
         problems = await self.others.flush()
         for problem in problems:
             log.error("%s: %s", self.source.store.url, problem)
+            self.failure = self.failure or str(problem)
         return is_committed and not problems
 
 

@@ -437,10 +437,11 @@ class WritableFilesystem(Filesystem):
         if first is not None:
             raise first.with_traceback(None)
 
-    async def try_flush_all(self) -> FlushFailures:
+    async def try_flush_all(self, *, for_others: bool = False) -> FlushFailures:
         """Commit what is pending, remove removed documents from the store, and store files that are being written.
 
-        Each is done whatever becomes of the others; returns what failed.
+        Each is done whatever becomes of the others; returns what failed. So is what was put aside since the last time,
+        by commits that nobody waited for. It is returned again if this is done *for_others*, who did not publish it.
         """
         failures = FlushFailures()
         try:
@@ -448,8 +449,11 @@ class WritableFilesystem(Filesystem):
                 async with self._locks.hold(partial(_node, path)):
                     await self.orphans.absorb_late(path)
             await self.writer.commits.flush()
+            self.writer.commits.aside.check()
         except ShardfsError as error:
             failures.commit = error
+        if not for_others:
+            self.writer.commits.aside.told()
         try:
             await self._correct_copies()
         except ShardfsError as error:

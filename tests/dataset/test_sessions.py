@@ -284,6 +284,36 @@ def test_what_a_thread_has_locked_when_a_process_is_forked_stops_nothing_there(s
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.parametrize("how", ["flush", "close"])
+@pytest.mark.parametrize("who", ["a commit that nobody waits for", "another session"])
+def test_who_publishes_what_is_put_aside_is_told_by_its_next_flush_or_close_whoever_had_it_committed(
+    source: Path, who: str, how: str
+) -> None:
+    root = source.parent / "group"
+    root.mkdir()
+    with shardfs.open(root, write=True, shards=(4,)) as dataset:
+        zarr.create_group(dataset.store()).create_array("a", shape=(64,), chunks=(4,), dtype="u4", compressors=None)
+    dataset, other = (shardfs.open(root, write=True) for _ in range(2))
+    dataset["a"].write_chunk((0,), chunk(1))
+    shutil.rmtree(root / "a")
+    if who == "another session":
+        other.flush()
+    else:
+        dataset.loop.call(commit_quietly)
+    other.close()
+    with pytest.raises(ShardfsError, match="1 chunk of it, put aside: a"):
+        dataset.close() if how == "close" else dataset.flush()
+    if how == "flush":
+        dataset.close()
+
+
+async def commit_quietly(paths: Paths) -> None:
+    """Commit what is due, as is done all the time."""
+    assert paths.fs.writable is not None
+    commits = paths.fs.writable.writer.commits
+    await commits._commit([*commits.pending])
+
+
 @pytest.fixture
 def suspended(source: Path, file_system: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
     """A session with a chunk that is pending, after that of another host came, whose locks do not reach."""
