@@ -146,7 +146,7 @@ class FailingSyncs(QuickDisk):
 
 
 @pytest.mark.parametrize("beyond", FAILURES.values(), ids=FAILURES)
-def test_what_another_session_committed_after_a_commit_failed_is_not_taken_for_the_one_that_failed(
+def test_what_is_committed_after_a_commit_of_another_failed_is_not_taken_for_that(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: str
 ) -> None:
     root, path = tmp_path / "source", "unchecked"
@@ -209,7 +209,7 @@ async def kill_before_append(root: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["", "while a program has the shard open"])
-def test_what_another_session_commits_after_one_was_killed_that_had_only_announced_it_stays(
+def test_what_is_committed_after_a_session_was_killed_that_had_announced_it_stays(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
 ) -> None:
     """And what that one had published is kept, as a conflict."""

@@ -768,7 +768,7 @@ async def test_an_array_that_was_made_smaller_shows_nothing_of_before_when_it_gr
 
 @pytest.mark.parametrize("path", ["end", "start"])
 @in_trio
-async def test_what_a_killed_session_published_is_seen_at_once_by_one_that_has_just_looked_at_its_shard(
+async def test_what_a_killed_session_published_is_seen_at_once_by_who_takes_it_over(
     arrays: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """As to judge what another killed session had published there: that a chunk is removed."""
