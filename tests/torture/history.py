@@ -111,9 +111,14 @@ class History:
         """Raise `WrongError` if two processes created a name that was not removed between."""
         creations = [c for c in self.changes[path] if "O_EXCL" in c.what and c.is_done]
         creations.sort(key=lambda change: change.end or 0)
+        removals = [change for change in self.changes[path] if change.token == ABSENT]
+
+        def can_follow(first: Change, second: Change) -> bool:
+            return any(not (removal.is_before(first) or second.is_before(removal)) for removal in removals)
+
         for first, second in pairwise(creations):
-            between = [c for c in self.changes[path] if c.token == ABSENT and not c.is_before(first)]
-            if not any(not second.is_before(change) for change in between):
+            # Of two that overlap, the one that ended later may have been made first.
+            if not can_follow(first, second) and (first.is_before(second) or not can_follow(second, first)):
                 raise WrongError(f"{path} was created twice exclusively\n{self.story([path])}")
 
     def stop(self, why: str, *, cut: bool = False) -> None:

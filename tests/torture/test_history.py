@@ -115,6 +115,21 @@ def test_a_name_is_created_once_until_it_is_removed(history: History) -> None:
     history.check_exclusive("b")
 
 
+def test_a_name_that_is_removed_while_it_is_being_created_may_be_created_again(history: History) -> None:
+    """The creation that began first may end last."""
+    history.begin("w1", "write with O_EXCL: b", {"b": "one"})
+    history.begin("w2", "unlink: b", {"b": ABSENT})
+    history.end("w2")
+    history.begin("w3", "write with O_EXCL: b", {"b": "two"})
+    history.end("w3")
+    history.end("w1")
+    history.check_exclusive("b")
+    history.begin("w4", "write with O_EXCL: b", {"b": "three"})
+    history.end("w4")
+    with pytest.raises(WrongError, match="twice"):
+        history.check_exclusive("b")
+
+
 def test_what_is_written_in_place_may_be_torn_until_it_is_done(history: History) -> None:
     history.begin("w", "write a", {"a": "new"}, whole=False)
     read(history, "a", "torn")
