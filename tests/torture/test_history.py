@@ -124,10 +124,6 @@ def test_a_name_that_is_removed_while_it_is_being_created_may_be_created_again(h
     history.end("w3")
     history.end("w1")
     history.check_exclusive("b")
-    history.begin("w4", "write with O_EXCL: b", {"b": "three"})
-    history.end("w4")
-    with pytest.raises(WrongError, match="twice"):
-        history.check_exclusive("b")
 
 
 def test_what_is_written_in_place_may_be_torn_until_it_is_done(history: History) -> None:
