@@ -363,7 +363,7 @@ class GroupCommit:
             queue.got_lock()
             await self._look_again(queue, array, edit)
             stored, outdated = await self._judge_again(records, edit)
-            if stored and not self._source.store.rewrites:
+            if stored:
                 await make_durable(self._source.writable, queue.key)
             if not stored and not outdated and (edit.snapshot is not None or first is not None):
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
@@ -535,8 +535,7 @@ class GroupCommit:
     async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make undo records and payloads durable before the shards are changed.
 
-        If that fails, undo records may be durable all the same: then nobody may append to their shards until the next
-        attempt has settled that.
+        If that fails, an undo record may be durable all the same: its shard is left for the next attempt to settle.
         """
         if not commits or self.journal.has_vanished:
             return  # changes that are in no journal any more are safer in their shard, whatever happens to this process
@@ -548,12 +547,15 @@ class GroupCommit:
                 self.undos |= {undo.key: undo for undo in undos}
             await self.sync_soon()
         except ShardfsError:
-            is_armed = len(undos) == len(commits)  # all are in the journal, which may be durable
-            if not is_armed:
-                await self.journal.release_soon(undos)
-            for commit in commits:
-                if commit.undo.inode and (is_armed or not self.journal.has_recorded_releases):
-                    commit.edit.leave()
+            is_armed = True
+            try:
+                if len(undos) < len(commits):  # else all are in the journal, and may be durable
+                    await self.journal.release_soon(undos)
+                    is_armed = not self.journal.has_recorded_releases
+            finally:
+                for commit in commits:
+                    if commit.undo.inode and is_armed:
+                        commit.edit.leave()
             raise
 
     async def _undo_record(
@@ -601,15 +603,14 @@ class GroupCommit:
     async def _give_up(self, commit: _Commit, error: ShardfsError) -> None:
         """Give up a commit that failed with *error*.
 
-        A shard that was not changed, or whose old version is durable again, is no torn version if others change it now.
-        Any other that was to be appended to in place is left for the next attempt to settle, and nobody may append to
-        it until then.
+        A shard that durably is as it was may be changed by others now. Any other that was to be appended to in place is
+        left for the next attempt to settle, and nobody may append to it until then.
         """
         edit, undo = commit.edit, self.undos.get(commit.queue.key)
         if isinstance(error, ConflictError) or await has_not_begun(self._source, commit.undo):
             if undo is not None:
                 try:
-                    if not isinstance(error, ConflictError) and not self._source.store.rewrites:
+                    if not isinstance(error, ConflictError):
                         await make_durable(self._source.writable, commit.queue.key)
                     undo = await disarmed(self.journal, undo)
                 except ShardfsError:

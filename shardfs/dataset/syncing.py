@@ -31,7 +31,12 @@ _NO_FILE: Final = (
 
 
 async def make_durable(store: Store, key: str) -> None:
-    """Make a shard durable, if there is one, with its name; raises the error that prevents it."""
+    """Make a shard durable, if there is one, with its name; raises the error that prevents it.
+
+    In a remote store, what is visible is durable.
+    """
+    if store.rewrites:
+        return
     with suppress(*_NO_FILE):
         await (await store.open_passthrough(key)).sync()
     await make_names_durable(store, key)

@@ -219,9 +219,9 @@ class WritingSession(Session):
     async def commit(self) -> bool:
         """Do what `WritableFilesystem.try_flush_all` does; return whether all of it succeeded. Failures are logged."""
         failures = await self.fs.try_flush_all()
-        if isinstance(failures.commit, ConflictError):  # what does not fit is in the conflict journal
-            log.error("%s: %s", self.source.store.url, failures.commit)
-        elif failures.commit is not None:
+        if failures.conflicts is not None:
+            log.error("%s: %s", self.source.store.url, failures.conflicts)
+        if failures.commit is not None:
             where = shown(self.state.journal)
             is_gone = self.journal.has_vanished
             rest = "is lost with the journal" if is_gone else "stays in the journal, for the next mount"

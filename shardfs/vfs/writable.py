@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -13,6 +13,7 @@ from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import RemovedArray, groups_above
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
+    ConflictError,
     CrossDeviceError,
     MetadataError,
     NotADirectoryHereError,
@@ -53,8 +54,12 @@ T = TypeVar("T")
 
 @dataclass
 class FlushFailures:
-    """What failed when everything was to be committed and stored: *commit*, removed *documents*, and open *files*."""
+    """What failed when everything was to be committed and stored: *commit*, removed *documents*, and open *files*.
 
+    *conflicts* are the changes that were put aside. They are the first that is told, as they are told once.
+    """
+
+    conflicts: ConflictError | None = None
     commit: ShardfsError | None = None
     documents: list[ShardfsError] = field(default_factory=list)
     files: ShardfsError | None = None
@@ -62,7 +67,8 @@ class FlushFailures:
     @property
     def errors(self) -> Sequence[ShardfsError]:
         """All that failed."""
-        return [error for error in (self.commit, *self.documents, self.files) if error is not None]
+        every = (self.conflicts, self.commit, *self.documents, self.files)
+        return [error for error in every if error is not None]
 
 
 class WritableFilesystem(Filesystem):
@@ -448,12 +454,17 @@ class WritableFilesystem(Filesystem):
             for path in self.orphans.later:
                 async with self._locks.hold(partial(_node, path)):
                     await self.orphans.absorb_late(path)
-            await self.writer.commits.flush()
-            self.writer.commits.aside.check()
+            with suppress(ConflictError):  # which is told below
+                await self.writer.commits.flush()
         except ShardfsError as error:
             failures.commit = error
-        if not for_others:
-            self.writer.commits.aside.told()
+        aside = self.writer.commits.aside
+        try:
+            aside.check()
+        except ConflictError as error:
+            failures.conflicts = error
+            if not for_others:
+                aside.told()
         try:
             await self._correct_copies()
         except ShardfsError as error:

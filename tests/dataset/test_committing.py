@@ -84,6 +84,20 @@ async def that_cannot_commit(root: Path, *paths: str) -> AsyncIterator[Process]:
         yield process
 
 
+@in_trio
+async def test_what_was_put_aside_is_told_once_and_before_what_cannot_be_committed(arrays: Path) -> None:
+    """A flush raises one error: what stays pending is an error of the next one, too."""
+    async with that_cannot_commit(arrays, "start") as process:
+        await process.write("end", 0, b"new")
+        await process.write("start", 0, b"new")
+        shutil.rmtree(arrays / "end")
+        with pytest.raises(ConflictError, match="put aside: end"):
+            await process.fs.flush_all()
+        with pytest.raises(StoreError, match="start/c/0 cannot be written"):
+            await process.fs.flush_all()
+        assert [type(error) for error in (await process.fs.try_flush_all()).errors] == [StoreError]
+
+
 @pytest.mark.parametrize("gone", ["end", "end/zarr.json"])
 @in_trio
 async def test_what_was_published_in_an_array_that_another_program_removed_is_put_aside(
@@ -936,7 +950,7 @@ def locks_in(root: Path) -> list[Path]:
     return [*root.rglob("*.__lock")]
 
 
-@pytest.mark.parametrize("error", ["append", "append and note"])
+@pytest.mark.parametrize("error", ["append", "append and note", "all from then on"])
 @in_trio
 async def test_a_commit_that_cannot_be_announced_leaves_a_lock_only_if_that_may_be_known(
     arrays: Path, monkeypatch: pytest.MonkeyPatch, error: str
@@ -954,14 +968,18 @@ async def test_a_commit_that_cannot_be_announced_leaves_a_lock_only_if_that_may_
         if isinstance(record, UndoRecord):
             undos.append(record)
         if len(undos) > 1 and (isinstance(record, UndoRecord) or error == "append and note"):
+            if error == "all from then on":  # as if a sync beside it had failed
+                journal._lost("could not be made durable")
             raise NoSpaceError("the disk is full")
         return append(journal, record, *more, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", full)
-        with pytest.raises(NoSpaceError):
+        with pytest.raises(ShardfsError):
             await process.commit()
-    assert bool(locks_in(arrays)) == (error == "append and note")
+    assert bool(locks_in(arrays)) == (error != "append")
+    if error == "all from then on":
+        process = await Process.start(arrays, QuickDisk())
     await process.finish()
     process.check_done()
     assert not locks_in(arrays)

@@ -201,8 +201,7 @@ async def _release_stored(source: Source, recovery: Recovery) -> None:
         by_key.setdefault(key, []).append(change)
     for key, changes in by_key.items():
         try:
-            if not source.store.rewrites:
-                await make_durable(source.writable, key)
+            await make_durable(source.writable, key)
         except ShardfsError as error:
             log.error("what was published in %s is stored, but not durable, and stays in the journal: %s", key, error)  # noqa: TRY400
         else:
