@@ -18,6 +18,9 @@ from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
 from shardfs.fuse.progress import CommitProgress, pending, stored_nbytes
 from shardfs.stores.base import Descriptor
 
+_PASSING_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
+"""How long a mount that is in use is tried, and how often: who looks at all mounts, as df does, has it for a moment."""
+
 _REST: Final = "stays in the journal, for the next mount with --write or `shardfs recover`"
 
 
@@ -63,7 +66,7 @@ def _unmount_upper(path: str, timeout: float, report: Callable[[str], None], *, 
     daemon = find_daemon(path, metrics)
     if metrics is not None:
         try:
-            run_fusermount("-u", path)
+            _unmount_unused(path)
         except BusyError:
             if daemon is None or not force:
                 raise
@@ -78,6 +81,20 @@ def _unmount_upper(path: str, timeout: float, report: Callable[[str], None], *, 
             f"what it cannot finish {_REST}"
         )
     return None
+
+
+def _unmount_unused(path: str) -> None:
+    """Unmount what no program uses; raises `BusyError` if one does, and goes on to."""
+    until = time.monotonic() + _PASSING_SECONDS
+    while True:
+        try:
+            run_fusermount("-u", path)
+        except BusyError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
 
 
 def _wait(path: str, daemon: Daemon, timeout: float, report: Callable[[str], None]) -> str | None:

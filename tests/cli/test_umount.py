@@ -21,6 +21,10 @@ import numpy as np
 import pytest
 
 import shardfs
+from shardfs.errors import BusyError
+from shardfs.fuse import unmount as unmounting
+from shardfs.fuse.mountpoint import run_fusermount
+from shardfs.stores.base import Descriptor
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, MOUNT_POINT, UNFINISHED, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import GZIP, LITTLE, array, sharding
@@ -192,6 +196,27 @@ def test_a_busy_mount_stays_and_the_message_says_what_to_do(source: Path, place:
         assert f"fuser -vm {place}" in line
         assert (place / "c/0/0").read_bytes() == NEW
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
+
+
+def test_a_mount_that_a_program_has_for_a_moment_is_unmounted(
+    background: Background, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one has that looks at all mounts."""
+    assert background(source, place).returncode == 0
+    held, tries = [Descriptor(os.open(place, os.O_RDONLY))], list[str]()
+
+    def run_and_let_go(*arguments: str) -> None:
+        tries.append(arguments[0])
+        try:
+            run_fusermount(*arguments)
+        except BusyError:
+            held.clear()
+            raise
+
+    monkeypatch.setattr(unmounting, "run_fusermount", run_and_let_go)
+    unmounting.unmount(str(place))
+    assert not os.path.ismount(place)
+    assert tries == ["-u", "-u"]
 
 
 def test_with_force_a_busy_mount_ends_and_what_was_published_is_in_the_shards(

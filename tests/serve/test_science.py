@@ -511,6 +511,7 @@ def test_a_page_in_a_bucket_reads_the_documents_that_its_picture_needs(climate_s
     """The picture then takes an index and a chunk of its array and of each coordinate, all at the same time."""
     assert climate_site.ask("/tas/", Accept="text/html").status == 200
     s3_proxy.log.clear()
+    s3_proxy.latency = 0.05
     assert climate_site.ask("/-/plane/tas").status == 200
     keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
     chunks = [f"{name}/c/0" for name in ("time", "lat", "lon")] * 2
