@@ -89,6 +89,27 @@ class Documents:
         key = entry.stored_key() if isinstance(entry, PublishedEntry) and entry.is_document else None
         if key is not None:
             self._seen.read(key, handle.attributes.status)
+            self._note_meaning(entry.node_path)
+
+    def _note_meaning(self, path: str) -> None:
+        """Note which array at *path* is described by the document that was just read or stored."""
+        node = self._fs.hierarchy.last_seen(path)
+        if node is not None and node.any_array is not None and node.document_stat is not None:
+            self._seen.meant(join_key(path, DOCUMENT), node.document_stat, node.any_array.fingerprint)
+
+    def require_known(self, array: Array) -> None:
+        """Raise `StaleError` if *array* replaced another one with other chunks, and no program here has read so.
+
+        A program that wrote chunks of the old one goes on otherwise, and what it writes cannot be decoded as the new.
+        """
+        path, last_seen = array.layout.path, self._fs.hierarchy.last_seen
+        groups = ((group, last_seen(group)) for group, _ in groups_above(path))
+        describing = (join_key(group, DOCUMENT) for group, node in groups if node is not None and node.copies)
+        if not self._seen.may_mean(join_key(path, DOCUMENT), array.fingerprint, describing):
+            raise StaleError(
+                f"{path or 'the array'} was replaced by an array with another data type, codecs or chunks: read its "
+                f"{DOCUMENT} again, and write chunks for that"
+            )
 
     def was_touched(self, key: str, old: Stat, new: Stat) -> None:
         """Note that a program has changed attributes of the stored document *key*."""
@@ -405,6 +426,7 @@ class Documents:
                 await self._fs.refresh(path)
             raise
         await self._fs.refresh(path)
+        self._note_meaning(path)
 
     async def _replace(self, node: Node, key: str, content: bytes, publication: _Publication) -> Stat:
         """Store *content* under *key* in the directory of *node*, over a version that programs can know.

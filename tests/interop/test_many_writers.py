@@ -229,6 +229,39 @@ def test_the_second_of_two_edits_of_attributes_by_stores_is_stale(place: Place) 
     assert dict(zarr.open_array(place.stored() / "image").attrs) == {"by": "first"}
 
 
+def test_chunks_of_an_array_that_another_replaced_are_refused_until_it_is_read(place: Place) -> None:
+    kept, written = np.ones((8, 8), "f8"), np.full((8, 8), 2, "f8")
+    with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=0) as second:
+        group = zarr.create_group(first.store())
+        group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="i4")[...] = 3
+        old = zarr.open_array(second.store("image"), mode="r+")
+        old[:4, :4] = 4
+        second.flush()
+        group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="f8", overwrite=True)[...] = kept
+        with pytest.raises(errors.StaleError, match=r"image was replaced by an array .* read its zarr.json again"):
+            old[:4, :4] = 5
+        first.flush()
+        assert_same(zarr.open_array(second.store("image"))[...], kept)
+        zarr.open_array(second.store("image"), mode="r+")[:4] = written[:4]
+        second.flush()
+        zarr.consolidate_metadata(first.store(), zarr_format=3)
+        group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="i2", overwrite=True)
+        zarr.consolidate_metadata(first.store(), zarr_format=3)
+        zarr.open_group(second.store(), mode="r+", use_consolidated=True)["image"][...] = 6
+    assert (zarr.open_array(place.stored() / "image")[...] == 6).all()
+    place.has("image", np.full((8, 8), 6, "i2"))
+
+
+def test_another_shape_and_other_attributes_of_an_array_do_not_keep_others_from_writing_chunks(place: Place) -> None:
+    with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=0) as second:
+        image = zarr.create_array(first.store("image"), shape=(8, 8), chunks=(4, 4), dtype="i4")
+        old = zarr.open_array(second.store("image"), mode="r+")
+        image.resize((16, 8))
+        image.attrs["by"] = "first"
+        old[:4, :4] = 5
+    assert (zarr.open_array(place.stored() / "image")[:4, :4] == 5).all()
+
+
 @only_directory
 def test_one_of_two_mounts_creates_a_document_exclusively(place: Place, mount: Mounter) -> None:
     with opened(place) as dataset:

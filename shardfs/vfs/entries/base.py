@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Has
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.node import Node
@@ -127,6 +128,9 @@ class DocumentWriter(Protocol):
 
     def was_touched(self, key: str, old: Stat, new: Stat) -> None:
         """Note that a program has changed attributes of the stored document *key*."""
+
+    def require_known(self, array: Array) -> None:
+        """Raise `StaleError` if *array* replaced another one with other chunks, and no program here has read so."""
 
 
 class Tree(Protocol):

@@ -52,10 +52,7 @@ from shardfs.vfs.write_buffer import WriteBuffer
 
 _MAX_ROWS: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
-"""The names that zarr-python, rclone and rsync give a file while they write it.
-
-zarr-python 3 replaces what follows the last dot.
-"""
+"""The names that zarr-python, which replaces what follows the last dot, rclone and rsync give a file they write."""
 
 _SHARD: Final = b"user.shardfs.shard"
 _OFFSET: Final = b"user.shardfs.offset"
@@ -576,6 +573,7 @@ class Chunk(PublishedEntry):
             raise RefusedError(f"{self.path} now lies beyond the shape of its array")
         if chunks is not self.chunks and not chunks.chunk_view.reads_like(self.chunks.chunk_view):
             raise RefusedError(f"{self.path} was written for other codecs or another data type than its array has now")
+        self.fs.writable.document_writer.require_known(array)
         if chunks.codec is not None:
             try:
                 content = await self.fs.chunk_cache.encode(chunks.codec, content)
