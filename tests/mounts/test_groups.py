@@ -159,3 +159,18 @@ def test_a_third_user_recovers_what_is_his_and_names_what_is_not(shared: Shared)
     assert stored(shared.source)[:10] == [0, 1, 2, 3, 0, 0, 0, 0, 0, 2]
     assert not list(shared.source.glob(".shardfs*"))
     assert not list(shared.source.rglob("*.__lock"))
+
+
+@pytest.mark.parametrize("number", [0, 9], ids=["a shard", "a shard that is not there yet"])
+def test_who_may_write_shards_but_make_no_files_beside_them_is_refused_before_anything_is_published(
+    shared: Shared, number: int
+) -> None:
+    """Nothing would tell others that a commit had begun: what they store then would be taken for a part of it."""
+    shared.alice.writes(shared.source, 9, *range(8))
+    (shared.source / "c").chmod(0o755)
+    command = [everyones_python(), "-c", WRITE, str(shared.source), "dies before storing", "1", str(number)]
+    done = subprocess.run([*shared.bob.prefix, *command], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    shared.alice.writes(shared.source, 3, 0)
+    assert shared.bob.recovers(shared.source, shared.home).returncode == 0
+    assert stored(shared.source) == [3, *([9] * 7), *([0] * 8)]
+    assert f"c/{number // 8} is not changed: this user has no permission to make a lock file beside it" in done.stderr

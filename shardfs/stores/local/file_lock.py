@@ -18,12 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shardfs.errors import LockedError, StoreError
+from shardfs.errors import AccessDeniedError, LockedError, StoreError
 from shardfs.stores.base import Descriptor, join_key
 from shardfs.stores.local.atomic_write import Permissions
 from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.syscalls import (
-    CANNOT_MAKE,
     READ,
     WRITE,
     Syscalls,
@@ -97,22 +96,32 @@ async def lock(
     permissions: Permissions,
     waited: float = 0.0,
     name: str | None = None,
-) -> FileLock | None:
+) -> FileLock:
     """Take the lock of the file *key* of *store*, in *directory*, or another one of that *name*.
 
     *permissions* give the owner of the lock file.
 
-    Returns None if this process cannot create files in the directory. Raises `LockedError` if others have the lock, and
-    `StoreError` if they still have it after the caller has *waited* for so many seconds, or have left it behind.
+    Raises `LockedError` if others have the lock, and `StoreError` if they still have it after the caller has *waited*
+    for so many seconds, or have left it behind. Raises `AccessDeniedError` if this process cannot create files in the
+    directory: others know by a lock file alone that a session changed the file that was killed, or whose commit failed.
     """
     name = name or key.rpartition("/")[2] + LOCK_SUFFIX
     with changing(join_key(key.rpartition("/")[0], name)):
         try:
             return await store.threads.on_names(_take, store.syscalls, directory, name, key, permissions, waited)
-        except OSError as error:
-            if error.errno in CANNOT_MAKE:
-                return None
-            raise
+        except PermissionError:
+            raise _no_lock_file(key) from None
+
+
+def require_lockable(directory: Descriptor, key: str) -> None:
+    """Raise `AccessDeniedError` if this process cannot make the lock file of the file *key* in *directory*; blocks."""
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory.fd, effective_ids=True):
+        raise _no_lock_file(key)
+
+
+def _no_lock_file(key: str) -> AccessDeniedError:
+    why = "this user has no permission to make a lock file beside it, without which others could lose what they write"
+    return AccessDeniedError(f"{key} is not changed: {why}")
 
 
 def remove_left(syscalls: Syscalls, directory: Descriptor, name: str) -> bool:

@@ -234,8 +234,9 @@ class LocalEdit:
     def found(self, file: Descriptor, snapshot: LocalSnapshot, waited: float) -> None:
         """Set the file that the key stands for, open as *file*.
 
-        Who cannot make a lock file beside it, as another user, is kept away by a lock of the file itself. Raises
-        `LockedError` if another process has that, and `StoreError` if it still has it after so long a wait.
+        The lock file beside it may be removed by anybody, and programs that write the file through a session have none.
+        So the file itself is locked, too. Raises `LockedError` if another process has that lock, and `StoreError` if it
+        still has it after so long a wait.
         """
         if not begin_change(file.fd):
             if waited >= PATIENCE:

@@ -117,9 +117,6 @@ NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a disk that has no space left, for anybody or for this user."""
 
-CANNOT_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""The errors of a directory in which this process can create nothing."""
-
 BLOCK: Final = 4096
 """Direct writes begin and end at multiples of this."""
 

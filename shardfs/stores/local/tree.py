@@ -47,13 +47,14 @@ from shardfs.stores.local.atomic_write import (
     temporary_name,
     write_and_rename,
 )
-from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, FileLock, lock, remove_left
+from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, FileLock, lock, remove_left, require_lockable
 from shardfs.stores.local.reader import TTL, USER, LocalReader, read_range, to_stat
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import (
     DIRECTORY,
     ITSELF,
     SYSCALLS,
+    WALK,
     WRITE,
     Syscalls,
     Target,
@@ -99,6 +100,17 @@ class LocalStore(LocalReader):
         """Raise any error that prevents changing or creating a regular file."""
         with suppress(NotFoundError):
             await self._open_to_change(key)
+
+        def look() -> None:
+            above = key
+            while above:
+                above = above.rpartition("/")[0]
+                with suppress(FileNotFoundError):  # it will be made, in the one above it
+                    require_lockable(open_beneath(self.directory, above, WALK), key)
+                    return
+
+        with changing(key):
+            await self.threads.on_names(look)
 
     @asynccontextmanager
     async def edit(
@@ -238,9 +250,8 @@ class LocalStore(LocalReader):
         try:
             yield
         finally:
-            if held is not None:
-                with trio.CancelScope(shield=True):
-                    await self.threads.on_names(held.release)
+            with trio.CancelScope(shield=True):
+                await self.threads.on_names(held.release)
 
     async def keep(self, key: str, content: bytes, reason: str) -> None:
         """Do nothing: the program that is refused has its file still."""

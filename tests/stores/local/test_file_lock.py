@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from shardfs.errors import LockedError, StoreError
+from shardfs.errors import AccessDeniedError, LockedError, StoreError
 from shardfs.stores.base import Kept, Splice
 from shardfs.stores.local import file_lock, syscalls
 from shardfs.stores.local.syscalls import Syscalls, ofd_lock
@@ -158,13 +158,15 @@ async def append_with_a_tail(store: LocalStore) -> None:
 
 
 @in_trio
-async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_place(source: Path) -> None:
-    class Closed(InPlace):
+async def test_where_no_lock_file_can_be_made_beside_it_a_file_stays_as_it_is(source: Path) -> None:
+    class Closed(Syscalls):
         def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
             raise PermissionError(errno.EACCES, "injected")
 
-    await append_with_a_tail(LocalStore(str(source), Closed()))
-    assert (source / "d/f").read_bytes() == OLD + b"xtail"
+    with pytest.raises(AccessDeniedError, match="no permission to make a lock file"):
+        await append_with_a_tail(LocalStore(str(source), Closed()))
+    assert (source / "d/f").read_bytes() == OLD
+    assert files(source) == {"d/f"}
 
 
 @pytest.mark.parametrize("has", ["second name", "attribute", "nothing more"])
