@@ -269,3 +269,38 @@ def test_what_is_published_before_an_earlier_commit_can_be_settled_is_not_taken_
         gc.collect()
     trio.run(recover_both, root)
     assert trio.run(stored, root, path, range(1, 4, 2)) == [payload_of(path, KILLED), payload_of(path, BESIDE)]
+
+
+def test_what_was_stored_before_its_record_was_carried_forward_is_no_conflict_when_another_one_replaced_it(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = tmp_path / "source", "unchecked"
+    shutil.copytree(template, root)
+    splice = LocalEdit.splice
+
+    async def dies(edit: LocalEdit, *more: Any) -> None:
+        await splice(edit, *more)
+        raise Killed
+
+    async def commit_and_die() -> None:
+        process = await Process.start(root, QuickDisk())
+        for number in (1, 2):
+            await process.write(path, number, payload_of(path, KILLED + number))
+        with patch.object(LocalEdit, "splice", dies), pytest.raises((Killed, BaseExceptionGroup)):
+            await process.commit()
+
+    async def carry_forward() -> None:
+        disk = FailingSyncs()
+        disk.fails = True
+        process = await Process.start(root, disk, journal=QuickDisk())
+        await process.clean()
+
+    monkeypatch.setattr(SessionsBeside, "_slots", lambda _: [])
+    for step in (commit_and_die, carry_forward):
+        trio.run(step)
+        gc.collect()
+    trio.run(beside, root, path)
+    trio.run(recover_both, root)
+    wanted = [payload_of(path, BESIDE + number) for number in (1, 2)]
+    assert trio.run(stored, root, path, range(1, 3)) == wanted
+    assert not read_left(str(root / ".shardfs/0/conflicts")).records

@@ -16,11 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs.dataset.journal import records
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
 from shardfs.dataset.journal.records import (
     CLASSES,
+    READABLE,
     RECORD_NBYTES,
+    VERSION,
     Checkpoint,
     Erase,
     Put,
@@ -303,10 +306,27 @@ def test_a_segment_that_was_cut_is_noticed(tmp_path: Path) -> None:
         record.payload.read(0, 5)
 
 
+@pytest.mark.parametrize("version", READABLE)
+def test_records_of_every_version_that_is_read_say_what_they_said(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "VERSION", version)
+    undo = UndoRecord(9, "a", (1,), "a/c/1", "", 4, 100, 200, 5, b"old", b"new", 6 if version > 6 else -1)
+    for record in (
+        Put(9, "a", (1, 2), b"f", (3, 4), 5, 0o644, 6, 7),
+        Erase(9, "a", (1, 2), b"f", None, 5),
+        Shrink(9, "a", (4, 5)),
+        undo,
+        replace(undo, first_sequence=3 if version > 7 else 0),
+        Put(9, "a", (1, 2), b"f", None, 5, 0o644, 6, 7, first_sequence=3 if version > 8 else 0),
+    ):
+        assert records.unpack(record.KIND, 9, pack_meta(record), record.payload, version) == record
+
+
 # Logs that are damaged or torn
 
 
-NAME = "100000001123456789.v6.journal"
+NAME = f"100000001123456789.v{VERSION}.journal"
 SALT = salt_of(NAME)
 
 

@@ -66,6 +66,7 @@ NOTHING: Final = MemoryContent(memoryview(b""))
 """The payload of a record without one."""
 
 R = TypeVar("R", bound=Live | Checkpoint)
+L = TypeVar("L", bound=Live)
 
 
 class Journal:
@@ -232,9 +233,11 @@ class Journal:
         self.last_sequence = sequence
         return record
 
-    def copy(self, record: R) -> R:
-        """Append a record of this journal or another one again; returns the new record."""
-        return self.append(copy.copy(record), record.payload)
+    def copy(self, record: L) -> L:
+        """Append a record of another journal as what is published now; returns the new record."""
+        record = copy.copy(record)
+        record.published()
+        return self.append(record, record.payload)
 
     def release(self, records: Iterable[Live]) -> None:
         """Record that *records* are durable in the store, and remove the segments that are not needed any more.

@@ -11,10 +11,11 @@ A segment consists of records, each right behind the other. Integers are little 
 
 The first checksum covers everything of the record but itself and the payload. Sequences ascend through all segments
 and are never used again, not even after a failed append. Meta bytes are the fields of a record, but for its sequence
-and payload, in the order in which its class has them and as `FIELDS` says.
+and payload, in the order in which its class has them and as `FIELDS` says, and its first sequence, which
+checkpoints have not.
 
-Segments of version 6 are read, too: what their changes supersede is always two numbers, and their undo records have no
-time.
+Segments of versions 6 to 8 are read, too. In version 8 only undo records have a first sequence, before none. In
+version 6 what changes supersede is always two numbers, and undo records have no time.
 
 The payload of a Put is the encoded inner chunk, that of a Checkpoint ranges of sequences, each its first and the one
 behind its last (uint64). Others have none.
@@ -39,8 +40,8 @@ from shardfs.format.codecs import crc32c
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
-VERSION: Final = 8
-READABLE: Final = (6, 7, VERSION)
+VERSION: Final = 9
+READABLE: Final = (6, 7, 8, VERSION)
 """The versions of segments that are read."""
 
 RECORD_NBYTES: Final = 40
@@ -117,12 +118,32 @@ class _Record:
     payload: Payload = field(default=_UNPLACED, kw_only=True, compare=False)
     nbytes: int = field(default=0, kw_only=True, compare=False, repr=False)
 
-    def carried(self) -> None:
-        """Note that it is about to be appended again."""
-
     def placed(self, sequence: int, payload: Payload, nbytes: int) -> None:
         """Note where it is in a journal."""
         self.sequence, self.payload, self.nbytes = sequence, payload, nbytes
+
+
+@dataclass(slots=True)
+class _LiveRecord(_Record):
+    """A record that is kept until it is released, and may be carried forward until then.
+
+    *first_sequence* is the sequence that it had before, if it was carried forward, else 0.
+    """
+
+    first_sequence: int = field(default=0, kw_only=True)
+
+    @property
+    def since(self) -> int:
+        """The sequence that it had first: what it is about happened then, after all that has earlier ones."""
+        return self.first_sequence or self.sequence
+
+    def carried(self) -> None:
+        """Note that it is about to be carried forward."""
+        self.first_sequence = self.since
+
+    def published(self) -> None:
+        """Note that it is about to be appended as what happens now, in whatever journal it was before."""
+        self.first_sequence = 0
 
 
 class ShardMark(NamedTuple):
@@ -142,7 +163,7 @@ Superseded = ShardMark | tuple[int, int] | None
 
 
 @dataclass(slots=True)
-class _ChunkRecord(_Record):
+class _ChunkRecord(_LiveRecord):
     """A change of one inner chunk.
 
     *path* and *fingerprint* are those of its array. *superseded* is what `Array.note` returned for the chunk when the
@@ -191,7 +212,7 @@ class Erase(_ChunkRecord):
 
 
 @dataclass(slots=True)
-class Shrink(_Record):
+class Shrink(_LiveRecord):
     """Everything of the array at *path* outside *shape* is removed."""
 
     FIELDS: ClassVar[str] = "ta"
@@ -207,17 +228,17 @@ class Shrink(_Record):
 
 
 @dataclass(slots=True)
-class UndoRecord(_Record):
+class UndoRecord(_LiveRecord):
     """The shard at *shard* of the array at *path*, stored under *key*, is about to get its next version.
 
     Another file or object may replace it, written under the key *temporary* ("" if there is none). If the file with
     the number *inode* (else 0) is appended to, its size changes from *old_nbytes* to *planned_nbytes*, *checksum* is
     the `reversed_checksum` of the new bytes, the hashes are the `hash_of` the index at the old end and of that at the
-    new one, and *old_mtime_ns* is the time of the old version, −1 if it is not known. *first_sequence* is that which it
-    had when the commit began, if it was carried forward since, else 0.
+    new one, and *old_mtime_ns* is the time of the old version, −1 if it is not known. The commit stored no record
+    that is later than `since`.
     """
 
-    FIELDS: ClassVar[str] = "tattqqqqbbiq"
+    FIELDS: ClassVar[str] = "tattqqqqbbi"
     KIND: ClassVar[int] = 4
 
     path: str
@@ -231,16 +252,6 @@ class UndoRecord(_Record):
     old_index_hash: bytes = b""
     new_index_hash: bytes = b""
     old_mtime_ns: int = UNKNOWN_TIME
-    first_sequence: int = 0
-
-    @property
-    def since(self) -> int:
-        """The sequence when the commit began: it stored no record that is later."""
-        return self.first_sequence or self.sequence
-
-    def carried(self) -> None:
-        """Keep the sequence when the commit began."""
-        self.first_sequence = self.since
 
     @property
     def subject(self) -> Hashable:
@@ -269,19 +280,23 @@ CLASSES: Final[dict[int, type[Record]]] = {
 }
 """The classes of records by their numbers in files."""
 
-_FIELDS_BEFORE: Final[dict[tuple[int, type[Record]], str]] = {
-    (6, UndoRecord): UndoRecord.FIELDS[:-2],
-    (7, UndoRecord): UndoRecord.FIELDS[:-1],
+_NAMES: Final = {
+    cls: [*(item.name for item in fields(cls)[1:] if not item.kw_only), "first_sequence"] for cls in CLASSES.values()
 }
-"""The fields of a class in an earlier version, which are the first of those that it has now."""
+"""The fields of each class in the order in which they are packed."""
 
-_NAMES: Final = {cls: [item.name for item in fields(cls)[1:] if not item.kw_only] for cls in CLASSES.values()}
+
+def _fields_of(cls: type[Record], version: int) -> str:
+    """Return how the fields of a class are packed in a version: each version has those of the one before, and more."""
+    if issubclass(cls, _LiveRecord) and version >= (8 if cls is UndoRecord else 9):
+        return cls.FIELDS + "q"
+    return cls.FIELDS[:-1] if cls is UndoRecord and version == 6 else cls.FIELDS
 
 
 def pack_meta(record: Record) -> bytes:
     """Return the meta bytes of a record; raises `RefusedError` if they are too long."""
-    packed = b""
-    for name, how in zip(_NAMES[type(record)], record.FIELDS, strict=True):
+    packed, cls = b"", type(record)
+    for name, how in zip(_NAMES[cls], _fields_of(cls, VERSION), strict=False):
         value: Any = getattr(record, name)
         if how in _INTEGERS:
             packed += value.to_bytes(_INTEGERS[how], "little", signed=how == "i")
@@ -301,10 +316,10 @@ def pack_meta(record: Record) -> bytes:
 def unpack(kind: int, sequence: int, meta: bytes, payload: Payload, version: int = VERSION) -> Record:
     """Return the record packed in *meta*, of this *version*; raises `CorruptionError` if it is invalid."""
     cls = CLASSES[kind]
-    values: list[Any] = [sequence]
+    values: list[Any] = []
     at = 0
     try:
-        for how in _FIELDS_BEFORE.get((version, cls), cls.FIELDS):
+        for how in _fields_of(cls, version):
             if how in _INTEGERS:
                 at += _INTEGERS[how]
                 values.append(int.from_bytes(meta[at - _INTEGERS[how] : at], "little", signed=how == "i"))
@@ -325,7 +340,7 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload, version: int
     if at != len(meta):
         raise CorruptionError(f"record {sequence} of the journal is malformed")
     make: Callable[..., Record] = cls
-    return make(*values, payload=payload)
+    return make(sequence, payload=payload, **dict(zip(_NAMES[cls], values, strict=False)))
 
 
 def _two_numbers(data: bytes) -> tuple[int, int] | None:

@@ -296,7 +296,7 @@ async def judge(
         is_same = array.fingerprint == change.fingerprint
         key = array.layout.shard_key(array.grid.locate(change.coords).shard)
         commit = unfinished.get(key)
-        if is_same and commit is not None and commit.is_done and change.sequence < commit.undo.since:
+        if is_same and commit is not None and commit.is_done and change.since < commit.undo.since:
             return Stored(key)  # it was: others may have gone on from it
         if is_same and commit is not None and (not commit.is_examined or commit.keeps(change.superseded)):
             return Fits(array)  # what is not examined is not durable either: it is judged when that is done

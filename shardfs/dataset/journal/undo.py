@@ -228,7 +228,7 @@ async def _done_by(
         if (
             isinstance(record, Put | Erase)
             and (record.path, record.fingerprint) == (undo.path, array.fingerprint)
-            and record.sequence < undo.since
+            and record.since < undo.since
             and len(record.coords) == grid.ndim
             and grid.contains(record.coords)
             and layout.shard_key(grid.locate(record.coords).shard) == undo.key
