@@ -296,12 +296,12 @@ class Documents:
         await self._store(node, await self._with_copies(node, stored, written, nodes), publication)
 
     async def _let_others_commit(self, path: str) -> None:
-        """Let all other sessions commit, before an array at *path* is made or gets another shape.
+        """Let all other sessions commit what is below *path*, before an array there is made or gets another shape.
 
         What they have published is of the array as it was: it must not come into another one, or be taken for part of
-        it. Raises `StoreError` if one of them does not.
+        it. What becomes of other arrays is no matter. Raises `StoreError` if one of them does not.
         """
-        for error in await self._others.flush():
+        for error in await self._others.flush(below=path):
             raise StoreError(f"{path or 'the array'} is not changed while another session has to commit: {error}")
 
     async def _edit_array(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final
 
 import trio
@@ -202,8 +202,19 @@ class WritingSession(Session):
         else:
             log.warning("%s is written again: the session of another host is gone", self.source.store.url)
 
-    async def _answer(self) -> str | None:
-        """Commit what is pending, as another session has asked; return what prevents it."""
+    async def _answer(self, below: str | None) -> str | None:
+        """Commit what is pending, or only that below a path, as another session has asked; return what prevents it.
+
+        Who asks for an array is about to change it. What does not fit it any more prevents nothing: this session tells
+        its own programs of that.
+        """
+        if below is not None:
+            try:
+                with suppress(ConflictError):
+                    await self.writer.commits.flush(below=below)
+            except ShardfsError as error:
+                return str(error)
+            return None
         failures = await self.fs.try_flush_all(for_others=True)
         return "; ".join(map(str, failures.errors)) or None
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -820,6 +820,30 @@ async def test_what_a_dead_session_could_not_finish_is_tried_once_by_who_flushes
     await process.finish()
     assert len(tried) == 2, "at the end, when it is free"
     assert not (arrays / "end/c/1").exists()
+
+
+@pytest.mark.parametrize("left", ["a torn append", "a change of shape"])
+@in_leaps
+async def test_what_a_dead_session_could_not_finish_in_one_array_prevents_no_change_of_another(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    busy: AbstractContextManager[object] = nullcontext()
+    if left == "a torn append":
+        await tear(arrays, "end", monkeypatch)
+        (arrays / "end/zarr.json").write_text("{")
+        os.utime(arrays / "end/zarr.json", (1e9, 1e9))  # it is not being written at this moment
+    else:
+        await made_smaller_and_interrupted(arrays)
+        busy = kept_busy(arrays / "end/c/1")
+    gc.collect()
+    with busy:
+        process = await Process.start(arrays, QuickDisk(), slot=1)
+        await process.edit("start", resize(INNER))
+        assert (await process.array("start")).grid.grid_shape == (1,)
+        if left == "a change of shape":
+            with pytest.raises(StoreError, match="end is not changed while another session has to commit"):
+                await process.edit("end", resize(INNER))
+        assert len(await process.writing.others.flush()) == 1, "who flushes all is told"
 
 
 @in_trio

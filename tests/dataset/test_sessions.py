@@ -307,6 +307,27 @@ def test_who_publishes_what_is_put_aside_is_told_by_its_next_flush_or_close_whoe
         dataset.close()
 
 
+def test_what_a_living_session_cannot_commit_in_one_array_prevents_no_change_of_another(source: Path) -> None:
+    root = source.parent / "group"
+    group = zarr.create_group(root)
+    for name in ("a", "b"):
+        group.create_array(name, shape=(64,), shards=(64,), chunks=(4,), dtype="u4", compressors=None)
+    document = root / "a/zarr.json"
+    text = document.read_text()
+    dataset, other = (shardfs.open(root, write=True) for _ in range(2))
+    dataset["a"].write_chunk((0,), chunk(1))
+    document.write_text("{")
+    os.utime(document, (1e9, 1e9))  # it is not being written at this moment
+    with pytest.raises(ShardfsError):
+        other.flush()
+    zarr.open_array(other.store("b"), mode="r+").resize((32,))
+    assert zarr.open_array(root / "b", mode="r").shape == (32,)
+    document.write_text(text)
+    other.close()
+    dataset.close()
+    assert zarr.open_array(root / "a", mode="r")[0] == 1
+
+
 async def commit_quietly(paths: Paths) -> None:
     """Commit what is due, as is done all the time."""
     assert paths.fs.writable is not None

@@ -15,8 +15,9 @@ import trio
 
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.journal.recovery import describe_damage, opened, replay
+from shardfs.dataset.journal.recovery import describe_damage, opened, read_left, replay
 from shardfs.dataset.journal.undo import undo_commits
+from shardfs.dataset.path_table import is_below
 from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.entering import refusal
@@ -154,18 +155,20 @@ class OtherSessions(SessionsBeside):
         self._doubtful: dict[StateDirectory, Slot] = {}  # those of other hosts that may write, at the last look
         self._reason = ""  # why nothing may be written, at the last look
 
-    async def flush(self) -> Sequence[ShardfsError]:
+    async def flush(self, *, below: str | None = None) -> Sequence[ShardfsError]:
         """Let what the others have published until now be committed; returns an error for each that did not do it.
 
-        What dead sessions of other users left is up to these: it is named when a session starts.
+        With *below*, only what they published in arrays at and below that path counts. What dead sessions of other
+        users left is up to these: it is named when a session starts.
         """
         errors: list[ShardfsError] = []
 
         async def flush(slot: Slot) -> None:
             try:
-                await self._flush(slot)
+                await self._flush(slot, below)
             except ShardfsError as error:
-                errors.append(error)
+                if await trio.to_thread.run_sync(_concerns, slot, below):
+                    errors.append(error)
 
         try:
             wanted = [slot for slot in await self.slots() if slot.counts and (slot.is_in_use or slot.can_be_taken)]
@@ -241,18 +244,19 @@ class OtherSessions(SessionsBeside):
                 return refusal(f"{store.url} is", state, slot.holder)
         return ""
 
-    async def answer(self, commits: GroupCommit, commit: Callable[[], Awaitable[str | None]]) -> None:
+    async def answer(self, commits: GroupCommit, commit: Callable[[str | None], Awaitable[str | None]]) -> None:
         """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it.
 
-        *commits* has what is pending here.
+        It gets the path that is asked for, or None for all. *commits* has what is pending here.
         """
         while True:
             with trio.move_on_after(_IDLE_SECONDS):
                 await commits.pending.until_any()
             await trio.sleep(_SHARED_SECONDS if commits.journal.is_shared else _BUSY_SECONDS)
-            tokens = await trio.to_thread.run_sync(self._asked.take)
-            if tokens:
-                reason = await commit()
+            asked = await trio.to_thread.run_sync(self._asked.take)
+            for below in {*asked.values()}:
+                reason = await commit(below)
+                tokens = [token for token, path in asked.items() if path == below]
                 await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
 
     async def _take_over(self, slot: Slot) -> bool:
@@ -268,12 +272,12 @@ class OtherSessions(SessionsBeside):
         if self._reason:
             raise ReadOnlyError(f"nothing is written for now: {self._reason}")
 
-    async def _flush(self, slot: Slot) -> None:
+    async def _flush(self, slot: Slot, below: str | None = None) -> None:
         """Let what is in the slot of another session be committed: by that one, by whoever takes it over, or here."""
         state, begun = slot.state, trio.current_time()
         while await _has_pending(state):
             if slot.is_in_use and not _is_taken_over(slot):
-                if not await self._ask(slot):
+                if not await self._ask(slot, below):
                     return
             elif slot.can_be_taken:
                 is_tried = await self._take_over(slot)
@@ -291,9 +295,9 @@ class OtherSessions(SessionsBeside):
                 return
             slot = slots[0]
 
-    async def _ask(self, slot: Slot) -> bool:
-        """Ask the session of a slot to commit; whether it turns out to be dead."""
-        question = Question(slot)
+    async def _ask(self, slot: Slot, below: str | None) -> bool:
+        """Ask the session of a slot to commit all, or what is below a path; whether it turns out to be dead."""
+        question = Question(slot, below)
         who = f"{slot.holder} ({slot.state.root}/{slot.state.key})"
         try:
             await trio.to_thread.run_sync(question.ask)
@@ -329,6 +333,16 @@ class OtherSessions(SessionsBeside):
 def _is_taken_over(slot: Slot) -> bool:
     """Whether another process takes over what a dead session left."""
     return slot.is_in_use and slot.holder is not None and slot.holder.door == TAKES_OVER
+
+
+def _concerns(slot: Slot, below: str | None) -> bool:
+    """Whether what is pending in a slot is, or may be, of an array at or below a path, if that is given; blocks."""
+    if below is None or not slot.is_ours:  # of which only its user can read the journal
+        return True
+    try:
+        return any(is_below(record.path, below) for record in read_left(slot.state.journal).records)
+    except ShardfsError:
+        return True
 
 
 def _is_in_doubt(slot: Slot) -> bool:

@@ -1,15 +1,16 @@
 """How one session asks another to commit what is pending: by a file in its slot, `asked/TOKEN`.
 
-Whoever has the slot renames it to `TOKEN.seen`, commits, and removes it; if it cannot, it leaves `TOKEN.failed`, which
-says why. It looks at the directory a few times a second while anything is pending, so nothing else is needed where
-hosts share no more than a file system.
+The file has a slash and the path below which all is to be committed, or is empty for all there is. Whoever has the slot
+renames it to `TOKEN.seen`, commits, and removes it; if it cannot, it leaves `TOKEN.failed`, which says why. It looks at
+the directory a few times a second while anything is pending, so nothing else is needed where hosts share no more than a
+file system.
 """
 
 import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Final
@@ -21,8 +22,8 @@ from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import DIRECTORY, READ
 
 _TOKEN: Final = re.compile(r"[0-9a-f]{16}")
-_SEEN, _FAILED = ".seen", ".failed"
-_REASON_NBYTES: Final = 4096
+_NEW, _SEEN, _FAILED = ".new", ".seen", ".failed"
+_TEXT_NBYTES: Final = 4096
 _KEPT_SECONDS: Final = 600.0
 
 
@@ -43,20 +44,20 @@ class Asked:
     def __init__(self, state: StateDirectory) -> None:
         self._state = state
 
-    def take(self) -> Sequence[str]:
-        """Return the requests that came since the last look, which are seen now."""
+    def take(self) -> Mapping[str, str | None]:
+        """Return the requests that came since the last look, which are seen now, with the path that each is for."""
         directory = self._state.asked
-        tokens = []
+        asked: dict[str, str | None] = {}
         with suppress(OSError):
             for name in os.listdir(directory):
                 path = os.path.join(directory, name)
                 with suppress(OSError):
                     if _TOKEN.fullmatch(name):
                         os.rename(path, path + _SEEN)
-                        tokens.append(name)
+                        asked[name] = _path_in(path + _SEEN)
                     elif name.endswith(_FAILED) and os.stat(path).st_mtime < time.time() - _KEPT_SECONDS:
                         os.unlink(path)  # whoever asked has read it, or has ended
-        return tokens
+        return asked
 
     def answer(self, tokens: Sequence[str], reason: str | None) -> None:
         """Answer requests: what was pending is committed, unless there is a *reason* why not."""
@@ -66,28 +67,32 @@ class Asked:
                 if reason is not None:
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                     file = Descriptor(os.open(path + _FAILED, flags, 0o644))
-                    os.write(file.fd, reason.encode(errors="replace")[:_REASON_NBYTES])
+                    os.write(file.fd, reason.encode(errors="replace")[:_TEXT_NBYTES])
                 os.unlink(path + _SEEN)
 
 
 class Question:
-    """A request to the session that has *slot*; all methods block.
+    """A request to the session that has *slot* to commit all, or what is at and below a path; all methods block.
 
     *progress* changes while it commits.
     """
 
     progress: object = None
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: Slot, below: str | None) -> None:
         self._state, self._owner = slot.state, slot.owner
+        self._text = b"" if below is None else f"/{below}".encode("utf-8", "surrogateescape")
         self._token = secrets.token_hex(8)
         self._directory: Descriptor | None = None
 
     def ask(self) -> None:
         """Make the request; raises `OSError` if that is not possible."""
         self._directory = Descriptor(os.open(self._state.asked, DIRECTORY))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        os.close(os.open(self._token, flags, 0o644, dir_fd=self._directory.fd))
+        flags, at = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, self._directory.fd
+        file = Descriptor(os.open(self._token + _NEW, flags, 0o644, dir_fd=at))
+        if len(self._text) <= _TEXT_NBYTES:  # else it is for all
+            os.write(file.fd, self._text)
+        os.rename(self._token + _NEW, self._token, src_dir_fd=at, dst_dir_fd=at)  # it is seen whole
 
     def look(self) -> Answer:
         """Return what is known by now; raises `StoreError` if the session could not commit, with its reason."""
@@ -99,7 +104,7 @@ class Question:
         if self._token + _FAILED in names:
             with open(os.open(self._token + _FAILED, READ, dir_fd=directory.fd), "rb") as file:
                 if os.fstat(file.fileno()).st_uid == self._owner:
-                    raise StoreError(printable(file.read(_REASON_NBYTES).decode(errors="replace")))
+                    raise StoreError(printable(file.read(_TEXT_NBYTES).decode(errors="replace")))
         if self._token + _SEEN in names:
             answer = Answer.SEEN
         elif self._token in names:
@@ -111,9 +116,17 @@ class Question:
     def end(self) -> None:
         """Take the request back, if it is still there."""
         if self._directory is not None:
-            for name in (self._token, self._token + _SEEN, self._token + _FAILED):
+            for name in (self._token + end for end in ("", _NEW, _SEEN, _FAILED)):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=self._directory.fd)
+
+
+def _path_in(request: str) -> str | None:
+    """Return the path that a request is for; None if it is for all, or cannot be read."""
+    text = ""
+    with suppress(OSError), open(os.open(request, READ), "rb") as file:
+        text = file.read(_TEXT_NBYTES).decode("utf-8", "surrogateescape")
+    return text[1:] if text.startswith("/") else None
 
 
 def _sizes(directory: str) -> object:
