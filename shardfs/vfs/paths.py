@@ -21,6 +21,7 @@ from shardfs.dataset.path_table import is_below
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
+    NotEmptyError,
     NotFoundError,
     OutsideSourceError,
     ReadOnlyError,
@@ -45,6 +46,9 @@ _MAX_LINKS: Final = 40
 _MAX_DIRECTORIES: Final = 4096
 _READ_NBYTES: Final = 8 * 2**20
 """How much is read at a time of a file that is read as a whole."""
+
+_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+"""How many seconds others have, who put something into a directory while it is removed, to see that, and to stop."""
 
 
 class Listed(NamedTuple):
@@ -252,14 +256,26 @@ class Paths:
                     self._changed_in(parent)
 
     async def remove_below(self, path: str) -> None:
-        """Remove a directory with all that is below it, of the root only what is below it."""
+        """Remove a directory with all that is below it, of the root only what is below it.
+
+        What others put there meanwhile is removed, too. Raises `NotEmptyError` if they go on with it.
+        """
+        for pause in _PAUSES:
+            with suppress(NotEmptyError):
+                await self._remove_below(path)
+                return
+            await trio.sleep(pause)
+        await self._remove_below(path)
+
+    async def _remove_below(self, path: str) -> None:
         fs = self._writable().fs
         for listed in await self.names(path):
             below = join_key(path, listed.name)
-            if listed.kind is Kind.DIRECTORY:
-                await self.remove_below(below)
-            else:
-                await self.remove(below)
+            with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):  # others were faster
+                if listed.kind is Kind.DIRECTORY:
+                    await self._remove_below(below)
+                else:
+                    await self.remove(below)
         if path:
             directory, _, name = path.rpartition("/")
             with trio.CancelScope(shield=True):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from threading import Barrier, Event
@@ -37,6 +38,7 @@ from shardfs.dataset.state.slots import Slot
 from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError, StoreError
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.paths import Paths
+from shardfs.vfs.writable import WritableFilesystem
 from tests.dataset.test_state import SHARED, left_by_another_host, local
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.mounting import PATIENCE, eventually
@@ -326,6 +328,40 @@ def test_what_a_living_session_cannot_commit_in_one_array_prevents_no_change_of_
     other.close()
     dataset.close()
     assert zarr.open_array(root / "a", mode="r")[0] == 1
+
+
+def test_an_array_is_made_again_beside_a_session_that_writes_chunks_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, rmdir, names = tmp_path / "group", WritableFilesystem.rmdir, list[bytes]()
+    with shardfs.open(root.parent, write=True, shards=(4,)) as dataset:
+        zarr.create_group(dataset.store("group"))
+    dataset, other = (shardfs.open(root, write=True, shards=(4,), metadata_ttl=0.0) for _ in range(2))
+    make = partial(zarr.create_array, shape=(64,), chunks=(4,), dtype="u4", compressors=None)
+    make(dataset.store("a"))[:8] = 1
+
+    async def beside(fs: WritableFilesystem, parent: int, name: bytes) -> None:
+        names.append(name)
+        if names.count(name) == 1:  # it was found empty
+            await trio.to_thread.run_sync(write_and_commit, other)
+        await rmdir(fs, parent, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WritableFilesystem, "rmdir", beside)
+        make(dataset.store("a"), overwrite=True)
+    assert {b"c", b"a"} <= {*names}
+    assert not dataset.store("a").get_sync("c/3")
+    other["a"].write_chunk((5,), chunk(5))
+    dataset.close()
+    with suppress(ShardfsError):  # for what it published while there was no array
+        other.close()
+    assert zarr.open_array(root / "a", mode="r")[8:24:4].tolist() == [0, 0, 0, 5]
+
+
+def write_and_commit(dataset: Dataset) -> None:
+    with suppress(ShardfsError):
+        dataset["a"].write_chunk((3,), chunk(3))
+        dataset.loop.call(commit_quietly)
 
 
 async def commit_quietly(paths: Paths) -> None:
