@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
+from shardfs.dataset.ahead import reading_ahead
 from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.source import is_remote, resolve
 from shardfs.stores.loop import LoopThread
@@ -203,6 +204,8 @@ async def _opened(recipe: Recipe) -> AsyncIterator[Paths]:
     options = recipe.options
     async with (
         open_source(recipe.source, recipe.store_options, ttl=options.metadata_ttl) as source,
-        open_paths(source, options, door="open") as paths,
+        reading_ahead() as ahead,
     ):
-        yield paths
+        source.shards.read_ahead(ahead)
+        async with open_paths(source, options, door="open") as paths:
+            yield paths

@@ -4,8 +4,8 @@ The array is sharded, or each of its chunk files is treated as a shard of one ch
 """
 
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import product
@@ -31,14 +31,16 @@ from shardfs.errors import (
 from shardfs.format.index import Entries, ShardIndex, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coordinates, Coords, ShardGrid
-from shardfs.stores.base import Buffer, Kind, Stat, in_pieces
+from shardfs.stores.base import Buffer, FetchingSnapshot, Kind, Stat, in_pieces
 from shardfs.stores.cache import Cache
+from shardfs.stores.parallel import for_each
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
 _BATCH: Final = 256  # chunk files to stat in one call
 
 _MAX_MANIFEST_NBYTES: Final = 128 * 2**20
 _MAX_BEFORE: Final = 4096  # chunks of which is known how many bytes before them are theirs
+_SHARDS_AHEAD: Final = 16  # shards of which chunks are fetched ahead at a time
 
 MAX_RUN: Final = 1024
 """How many chunks are listed at once."""
@@ -133,6 +135,7 @@ class Array:
         self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
         self._nbytes_before: Cache[tuple[Coords, object], int] = Cache(lambda _: 0, 0, _MAX_BEFORE)
+        self._fetched: FetchingSnapshot | None = None  # a shard of which chunks were fetched ahead
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
@@ -215,6 +218,7 @@ class Array:
 
         Returns None if the event loop is needed: unless its shard is open and current, and nothing of it is pending.
         """
+        self.note_read(coords)
         location = self.layout.locate(coords)
         shard = None if self._change(coords, location) is not None else self._shards.known(self.layout, location)
         if shard is None or self.grid.chunk_header:
@@ -227,6 +231,44 @@ class Array:
             return None
         begin, end, _ = slice(start, stop).indices(extent[1])
         return shard.read_if_current(extent[0] + begin, end - begin, waits=waits) if begin < end else None
+
+    def note_read(self, coords: Coords) -> None:
+        """Note, in any thread, that the inner chunk at *coords* is read now; those that come next may be fetched."""
+        if self._shards.ahead is not None and coords and not self.grid.is_scattered:
+            self._shards.ahead.note(self, self.grid.grid_shape, coords)
+
+    async def fetch(self, chunks: Collection[Coords]) -> Sequence[int]:
+        """Begin to bring stored chunks, which will be read soon, into memory, if the source is remote.
+
+        Returns the sizes of those that exist. Errors of the source are for who reads.
+        """
+        groups: dict[tuple[Coords, tuple[int, ...]], list[ChunkLocation]] = {}
+        for location in map(self.layout.locate, chunks):
+            groups.setdefault((location.shard, location.entries[:-1]), []).append(location)
+        sizes: list[int] = []
+
+        async def fetch(locations: Sequence[ChunkLocation]) -> None:
+            with suppress(ShardfsError):
+                shard = await self._open_ahead(locations)
+                units = [shard.index.range(location.entries[-1]) for location in locations] if shard is not None else []
+                stored = [unit for unit in units if unit is not None]
+                sizes.extend(nbytes for _, nbytes in stored)
+                if shard is not None:
+                    await shard.fetch(stored)
+
+        await for_each(groups.values(), fetch, _SHARDS_AHEAD)
+        return sizes
+
+    async def _open_ahead(self, locations: Sequence[ChunkLocation]) -> OpenShard | None:
+        """Open the innermost shard of some chunks that will be read in order; all of them comes if it is small."""
+        first, before = locations[0], self._fetched
+        is_known = before is None or len(locations) == 1 or self._shards.known(self.layout, first) is not None
+        key = self.layout.shard_key(first.shard)
+        with nullcontext() if before is None or is_known else before.expecting(key):
+            _, shard = await self._shards.open(self.layout, first)
+        if shard is not None and isinstance(shard.snapshot, FetchingSnapshot):
+            self._fetched = shard.snapshot
+        return shard
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""

@@ -27,7 +27,16 @@ from shardfs.format.sharding import (
     ShardingLevel,
 )
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
-from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, DirectSnapshot, Kept, Snapshot, Splice
+from shardfs.stores.base import (
+    APPEND_NBYTES,
+    Buffer,
+    Content,
+    DirectSnapshot,
+    FetchingSnapshot,
+    Kept,
+    Snapshot,
+    Splice,
+)
 from shardfs.stores.cache import Cache
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
@@ -160,6 +169,12 @@ class OpenShard:
         if shard.decoded is not None or not isinstance(shard.snapshot, DirectSnapshot):
             return None
         return shard.snapshot.read_if_current(self.offset + offset, nbytes, waits=waits)
+
+    async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
+        """Begin to bring chunks, each an offset and a size, into memory, if that takes requests."""
+        shard = self.outermost or self
+        if shard.decoded is None and isinstance(shard.snapshot, FetchingSnapshot):
+            await shard.snapshot.fetch([(self.offset + offset, nbytes) for offset, nbytes in units])
 
     async def distrust(self, offset: int, nbytes: int) -> bool:
         """Forget bytes of the shard that failed a check; return whether they may come otherwise next time."""

@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from shardfs.dataset.ahead import ReadAhead
 from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion
 from shardfs.dataset.shard import THREAD_NBYTES, DecodedBytes, OpenShard, index_location, open_inner_shard, open_shard
@@ -101,6 +102,15 @@ class ShardCache:
         self._decoded = DecodedBytes(statistics, max_nbytes)
         self.generations = InodeGenerations(statistics, self.forget, max_own=max_own)
         self.layouts = Layouts(self._close)
+        self.ahead: ReadAhead | None = None
+
+    def read_ahead(self, ahead: ReadAhead) -> None:
+        """Tell *ahead* of each chunk that a program reads by its path, if the store fetches.
+
+        What it finds must be trusted when it is read, so nothing is told if the TTL is 0.
+        """
+        if self.store.fetches_ahead and self.ttl:
+            self.ahead = ahead
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may still be trusted."""

@@ -4,7 +4,7 @@ import enum
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
@@ -157,6 +157,20 @@ class DirectSnapshot(Protocol):
 
         Also None if the bytes are not in memory; those on a local disk are waited for if it *waits*.
         """
+
+
+@runtime_checkable
+class FetchingSnapshot(Protocol):
+    """A version of a remote object, of which bytes can come before somebody reads them."""
+
+    async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
+        """Begin to bring units, each an offset and a size, into memory, as they will be read soon.
+
+        More comes if they are in order. Errors are for who reads.
+        """
+
+    def expecting(self, key: str) -> AbstractContextManager[None]:
+        """In the block, *key* will be read in order when it is opened, as this object was, which is about as large."""
 
 
 class Snapshot(Protocol):
@@ -460,6 +474,10 @@ class Reader(Protocol):
     @property
     def rewrites(self) -> bool:
         """Whether a new version is always a new object, so that nothing can be appended in place."""
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether its snapshots are `FetchingSnapshot`."""
 
     @property
     def lists(self) -> bool:

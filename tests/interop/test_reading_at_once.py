@@ -18,7 +18,7 @@ from shardfs.api.dataset import Dataset
 from shardfs.api.zarr_store import ShardfsStore
 from shardfs.vfs.paths import Paths
 from tests.support.datasets import age
-from tests.support.mounting import PATIENCE
+from tests.support.mounting import PATIENCE, eventually
 from tests.support.s3_server import Bucket
 
 SHAPE, CHUNKS, SHARDS = (64, 64), (8, 8), (32, 32)
@@ -88,6 +88,18 @@ def test_a_chunk_of_an_open_shard_is_read_while_the_event_loop_is_busy(stored: s
             last = asyncio.run(store.get(key, default_buffer_prototype(), SuffixByteRequest(5)))
             assert last is not None
             assert last.to_bytes() == bytes([1]) * 5
+
+
+@pytest.mark.parametrize("stored", ["bucket"], indirect=True)
+def test_of_who_reads_in_order_chunks_of_the_next_shard_come_before_they_are_asked_for(stored: str) -> None:
+    with shardfs.open(stored, metadata_ttl=60) as dataset:
+        store = dataset.store()
+        with ThreadPoolExecutor(2) as threads:
+            assert set(threads.map(lambda place: to_bytes(store, f"c/0/{place}"), range(4))) == {bytes([1]) * NBYTES}
+        name = "c/0/6"  # of the next shard, whose bytes nobody has asked for
+        eventually(lambda: dataset.loop.at_once(Paths.read_known, name, 0, None, waits=True) is not None)
+        for row in range(1, 4):  # and the dataset is closed while more comes
+            to_bytes(store, f"c/{row}/0")
 
 
 def test_what_another_program_stores_is_read_at_once(source: Path) -> None:

@@ -297,6 +297,7 @@ class LocalReader:
     """A local directory that is only read; *syscalls* are for subclasses that write."""
 
     rewrites = False
+    fetches_ahead = False
     lists = True
     only_zarr = False
 

@@ -37,6 +37,7 @@ class ObjectReader:
     root = None
     directory = None
     rewrites = True
+    fetches_ahead = False
     lists = True
     only_zarr = False
 

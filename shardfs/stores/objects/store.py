@@ -25,6 +25,8 @@ _PATIENCE: Final = 15.0
 class ObjectStore(ObjectReader, Generic[_Client]):
     """The objects of a source: what is the same whether its names can be listed or not."""
 
+    fetches_ahead = True
+
     def __init__(
         self,
         client: _Client,

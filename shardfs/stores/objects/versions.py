@@ -7,9 +7,9 @@ waits for it any more.
 
 import copy
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar, cast
@@ -31,12 +31,12 @@ from shardfs.stores.objects.heads import (
     not_found,
     split,
 )
+from shardfs.stores.objects.kept import KeptRanges, VersionId
 from shardfs.stores.objects.ranges import (
     SMALL_NBYTES,
     WINDOW_NBYTES,
     Reads,
     Span,
-    Spans,
     are_in_order,
     merge,
     window,
@@ -69,72 +69,6 @@ _MAX_WAITING_NBYTES: Final = 64 * 2**20
 
 
 _Client = TypeVar("_Client", bound=Requests, covariant=True)
-_VersionId = tuple[str, str]
-"""Name and ETag of an object."""
-
-
-@dataclass(slots=True, eq=False)
-class _Memory:
-    """Ranges of versions of objects, the most recently used, up to *max_nbytes* and the last added one.
-
-    What was read stays too, for others that read the same object in order a little later. Only the event loop changes
-    which there are.
-    """
-
-    max_nbytes: int
-    nbytes: int = 0
-    _by_use: OrderedDict[tuple[_VersionId, Span], memoryview] = field(default_factory=OrderedDict)
-    _spans: dict[_VersionId, Spans] = field(default_factory=dict)
-
-    def add(self, version: _VersionId, start: int, data: memoryview) -> None:
-        """Keep *data*, and drop what is too much."""
-        span = Span(start, start + data.nbytes)
-        if not data.nbytes or self.has(version, span):
-            return
-        for within in self._spans.setdefault(version, Spans()).add(span):
-            self.nbytes -= self._by_use.pop((version, within)).nbytes
-        self._by_use[version, span] = data
-        self.nbytes += data.nbytes
-        while self.nbytes > self.max_nbytes and len(self._by_use) > 1:
-            # In one step: other threads change the order.
-            (oldest, within), dropped = self._by_use.popitem(last=False)
-            self._note_dropped(oldest, within, dropped)
-
-    def drop(self, version: _VersionId, wanted: Span) -> None:
-        """Drop every range of a version that has bytes of *wanted*."""
-        for span in self.spans(version).overlapping(wanted):
-            self._note_dropped(version, span, self._by_use.pop((version, span)))
-
-    def _note_dropped(self, version: _VersionId, span: Span, data: memoryview) -> None:
-        self.nbytes -= data.nbytes
-        self._spans[version].discard(span)
-        if not self._spans[version].spans:
-            del self._spans[version]
-
-    def spans(self, version: _VersionId) -> Spans:
-        """Return the ranges of a version that are here."""
-        return self._spans.get(version) or Spans()
-
-    def has(self, version: _VersionId, span: Span) -> bool:
-        """Whether all bytes of *span* are here in one range, or it is empty."""
-        around = self.spans(version).at(span.start)
-        return not span.nbytes or (around is not None and around.stop >= span.stop)
-
-    def read(self, version: _VersionId, start: int, stop: int) -> memoryview | None:
-        """Return bytes from *start* up to *stop*, as far as one range has them; None if none has the first."""
-        span = self.spans(version).at(start)
-        if span is None:
-            return None
-        self._by_use.move_to_end((version, span))
-        return self._by_use[version, span][start - span.start : stop - span.start]
-
-    def read_all(self, version: _VersionId, wanted: Span) -> memoryview | None:
-        """Return the bytes of *wanted* if one range has them, from any thread; else None."""
-        try:
-            data = self.read(version, wanted.start, wanted.stop)
-        except (KeyError, IndexError):  # which the event loop has just dropped
-            return None
-        return data if data is not None and data.nbytes == wanted.nbytes else None
 
 
 @dataclass(slots=True, eq=False)
@@ -267,12 +201,8 @@ class _Version:
         *unit*, which contains it, is fetched as one piece, and more after it once a second unit is read in order. With
         None, *span* belongs to no unit.
         """
-        if self.came_whole and unit is not None:
-            self._units.add(unit)
-            self.came_whole = len(self._units) < _FEW_UNITS
-            if self._is_in_order():
-                self.came_whole = False
-                self._objects.read_in_order(self._key)
+        if unit is not None:
+            self._note_whole([unit])
         views: list[memoryview] = []
         start = span.start
         while start < span.stop:
@@ -280,6 +210,42 @@ class _Version:
             views.append(view)
             start += view.nbytes
         return views[0] if len(views) == 1 else b"".join(views)
+
+    async def fetch(self, units: Sequence[Span]) -> None:
+        """Begin to bring *units*, which will be read soon, into memory, and more if they are in order.
+
+        Raises no error: who reads them gets it.
+        """
+        self._note_whole(units)
+        for span in merge(self._missing(units), max_gap=0):
+            data = await self._find_on_disk(span)
+            if data is not None:
+                self._objects.memory.add(self._id, span.start, data)
+        missing = self._missing(units)
+        if not missing:
+            return
+        if self._reads.read_end is None and any(are_in_order(missing, start) for start in {0, self._nbegun}):
+            self._reads.note(min(missing).start)
+        if self._reads.size <= SMALL_NBYTES:
+            self._units.update(missing)
+        for piece in merge(missing):
+            gathering = self._gather(piece, piece, keeps=True)  # the same for all
+        await gathering.departed.wait()
+        wanted = max(missing)
+        self._reads.note(next(flight.span.stop for flight in gathering.flights if flight.span.holds(wanted.start)))
+
+    def _missing(self, units: Sequence[Span]) -> list[Span]:
+        """Return those of *units* of which no byte is in memory or in flight, at least at their beginning."""
+        return [unit for unit in units if self._at_hand(unit.start, unit.stop) == (None, None)]
+
+    def _note_whole(self, units: Sequence[Span]) -> None:
+        """Note that *units* are wanted of an object that came whole, unless it is known how that is read."""
+        if self.came_whole:
+            self._units.update(units)
+            self.came_whole = len(self._units) < _FEW_UNITS
+            if self._is_in_order():
+                self.came_whole = False
+                self._objects.read_in_order(self._key)
 
     async def _view(self, start: int, stop: int, unit: Span | None) -> memoryview:
         """Return bytes from *start*, at least one, up to *stop*."""
@@ -360,6 +326,12 @@ class _Version:
 
     async def _join(self, wanted: Span, unit: Span | None) -> _Flight:
         """Return the flight that is planned for *wanted*."""
+        gathering = self._gather(wanted, unit)
+        await gathering.departed.wait()
+        return next(flight for flight in gathering.flights if flight.span.holds(wanted.start))
+
+    def _gather(self, wanted: Span, unit: Span | None, *, keeps: bool = False) -> _Gathering:
+        """Let *wanted* be planned with all that is missed at about this time; it stays in memory if that *keeps* it."""
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
             self._reads.note_window(ahead.stop)
@@ -372,10 +344,9 @@ class _Version:
         gathering.spans.append(wanted)
         if unit is not None and self._reads.size <= SMALL_NBYTES:
             self._units.add(unit)
-        if ahead is not None:
-            gathering.ahead.append(ahead)
-        await gathering.departed.wait()
-        return next(flight for flight in gathering.flights if flight.span.holds(wanted.start))
+        if ahead is not None or keeps:
+            gathering.ahead.append(ahead or wanted)
+        return gathering
 
     async def _depart(self, gathering: _Gathering) -> None:
         await trio.sleep(GATHER_SECONDS)
@@ -458,7 +429,7 @@ class Objects(Generic[_Client]):
         self.client = client
         self.session = session
         self.heads = heads
-        self.memory = _Memory(memory_nbytes)
+        self.memory = KeptRanges(memory_nbytes)
         self._cache = cache
         self._threads = trio.CapacityLimiter(_CACHE_THREADS)
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
@@ -468,6 +439,8 @@ class Objects(Generic[_Client]):
         """How many bytes are on their way to the disk."""
         self._in_order: dict[str, bool] = {}
         """The directories in which a small object was read in order last."""
+        self._expected: Counter[str] = Counter()
+        """Objects that are small, and will be read in order when they are opened."""
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "ObjectSnapshot":
         """Open an object, without a request if it is known and the bytes are at hand, else with one.
@@ -490,7 +463,7 @@ class Objects(Generic[_Client]):
                 may_be_small = version.size <= SMALL_NBYTES
         if not part.nbytes:
             return ObjectSnapshot(self, key, await self.heads.head(key))
-        is_next = self._in_order.pop(split(key)[0], False)
+        is_next = key in self._expected or self._in_order.pop(split(key)[0], False)
         if is_next and may_be_small:
             part = Range(0, SMALL_NBYTES)
         fetched = await self.heads.get(key, part)
@@ -505,6 +478,17 @@ class Objects(Generic[_Client]):
         if len(self._in_order) > _MAX_DIRECTORIES:
             del self._in_order[next(iter(self._in_order))]
 
+    @contextmanager
+    def expecting(self, key: str) -> Iterator[None]:
+        """In the block, the small object *key* comes whole when it is opened: it will be read in order."""
+        self._expected[key] += 1
+        try:
+            yield
+        finally:
+            self._expected[key] -= 1
+            if not self._expected[key]:
+                del self._expected[key]
+
     def version(self, key: str, stat: ObjectStat) -> _Version:
         """Return a version of *key*: the same object for all its readers."""
         version = self._versions.get((key, stat.etag))
@@ -514,7 +498,7 @@ class Objects(Generic[_Client]):
             self._versions[key, stat.etag] = version
         return version
 
-    async def find_on_disk(self, version: _VersionId, span: Span) -> memoryview | None:
+    async def find_on_disk(self, version: VersionId, span: Span) -> memoryview | None:
         """Return bytes from the start of *span*, as far as the cache has them contiguously; None if it has none."""
         if self._cache is None:
             return None
@@ -528,7 +512,7 @@ class Objects(Generic[_Client]):
         self._waiting_nbytes += nbytes
         return True
 
-    async def add_to_disk(self, version: _VersionId, offset: int, data: Buffer) -> None:
+    async def add_to_disk(self, version: VersionId, offset: int, data: Buffer) -> None:
         """Keep bytes in the cache on the local disk, once they were admitted by `queue_for_disk`."""
         if self._cache is not None:
             try:
@@ -536,7 +520,7 @@ class Objects(Generic[_Client]):
             finally:
                 self._waiting_nbytes -= len(data)
 
-    async def drop_on_disk(self, version: _VersionId, span: Span) -> None:
+    async def drop_on_disk(self, version: VersionId, span: Span) -> None:
         """Remove the bytes of *span* from the cache on the local disk."""
         if self._cache is not None:
             await trio.to_thread.run_sync(self._cache.discard, *version, span, limiter=self._threads)
@@ -616,6 +600,14 @@ class ObjectSnapshot:
         known = self._objects.heads.find(self.key)
         is_current = isinstance(known, FoundObject) and known.version.etag == self.object.etag
         return self.version.read_in_memory(Span(offset, offset + nbytes)) if is_current else None
+
+    async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
+        """Begin to bring units, each an offset and a size, into memory; see `FetchingSnapshot`."""
+        await self.version.fetch([Span(offset, offset + nbytes) for offset, nbytes in units if nbytes])
+
+    def expecting(self, key: str) -> AbstractContextManager[None]:
+        """In the block, *key* will be read in order when it is opened, as this object was, which is about as large."""
+        return self._objects.expecting(key) if self.size <= SMALL_NBYTES else nullcontext()
 
     def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, to be read later, by one request each time."""

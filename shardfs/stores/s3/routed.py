@@ -45,6 +45,7 @@ class RoutedStore:
         self.address = remote.address
         self.ttl = remote.ttl
         self.rewrites = remote.rewrites
+        self.fetches_ahead = remote.fetches_ahead
         self.lists = remote.lists
         self._renaming: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 

@@ -102,9 +102,7 @@ class ChunkTree:
 
         It may be outside the grid.
         """
-        if self.is_nested:
-            return parse_coordinate(name) is not None
-        return self.encoding.decode(name, self._ndim) is not None
+        return (parse_coordinate(name) if self.is_nested else self.encoding.decode(name, self._ndim)) is not None
 
     def owns_in_array(self, name: str) -> bool:
         """Whether *name*, in the directory of the array, has the form of a chunk or a directory of chunks."""
@@ -167,6 +165,7 @@ class ChunkTree:
         coords = self._coords_of(position, name)
         if len(coords) < self._ndim or not self._contains(coords):
             return None
+        self.array.note_read(coords)
         handle = await Chunk(self, coords).current()
         return absent(0.0) if self.removed_again.discard(coords) or handle is None else handle
 
