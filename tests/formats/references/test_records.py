@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -163,22 +163,26 @@ def list_of(count: int) -> pyarrow.ListArray:
     return pyarrow.ListArray.from_arrays([0, count], pyarrow.array(np.zeros(count, np.int64)))
 
 
-BOMBS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "texts as numbers": ({"offset": repeated("x" * 1000)}, {}, "column offset is no column of integers"),
-    "numbers as texts": ({"path": repeated(5)}, {}, "column path is no column of text or bytes"),
-    "fractions": ({"offset": repeated(0.5)}, {}, "column offset is no column of integers"),
-    "times": ({"size": pyarrow.array([0], pyarrow.timestamp("ns"))}, {}, "column size is no column of integers"),
-    "lists": ({"offset": list_of(COUNT)}, {}, "column offset is no column of integers"),
-    "lists of texts": ({"raw": pyarrow.array([["x"] * 1000])}, {}, "column raw is no column of text or bytes"),
-    "members": ({"path": pyarrow.array([{"path": "x"}])}, {}, "column path is no column of text or bytes"),
-    "more rows than a record has": ({"path": repeated("x", 3 * COUNT)}, {}, "3,000,000 rows and .* too many"),
+BOMBS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any], str]] = {
+    "texts as numbers": (lambda: {"offset": repeated("x" * 1000)}, {}, "column offset is no column of integers"),
+    "numbers as texts": (lambda: {"path": repeated(5)}, {}, "column path is no column of text or bytes"),
+    "fractions": (lambda: {"offset": repeated(0.5)}, {}, "column offset is no column of integers"),
+    "times": (
+        lambda: {"size": pyarrow.array([0], pyarrow.timestamp("ns"))},
+        {},
+        "column size is no column of integers",
+    ),
+    "lists": (lambda: {"offset": list_of(COUNT)}, {}, "column offset is no column of integers"),
+    "lists of texts": (lambda: {"raw": pyarrow.array([["x"] * 1000])}, {}, "column raw is no column of text or bytes"),
+    "members": (lambda: {"path": pyarrow.array([{"path": "x"}])}, {}, "column path is no column of text or bytes"),
+    "more rows than a record has": (lambda: {"path": repeated("x", 3 * COUNT)}, {}, "3,000,000 rows and .* too many"),
     "a value of its own each": (
-        {"raw": pyarrow.array([bytes(10_000)] * 30_000)},
+        lambda: {"raw": pyarrow.array([bytes(10_000)] * 30_000)},
         {"use_dictionary": False, "compression": "zstd"},
         "which are too many",
     ),
     "begins that are repeated": (
-        {"path": pyarrow.array(["x" * 100_000 + str(i) for i in range(1000)])},
+        lambda: {"path": pyarrow.array(["x" * 100_000 + str(i) for i in range(1000)])},
         {"use_dictionary": False, "column_encoding": {"path": "DELTA_BYTE_ARRAY"}},
         "encoding 7",
     ),
@@ -189,10 +193,9 @@ BOMBS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_record_that_decodes_to_more_than_it_may_is_refused_before_decoding(tmp_path: Path, name: str) -> None:
     columns, options, reason = BOMBS[name]
-    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parq", **options)
+    pyarrow.parquet.write_table(pyarrow.table(columns()), tmp_path / "bomb.parq", **options)
     data = (tmp_path / "bomb.parq").read_bytes()
     assert len(data) < 2**20
-    del columns
     peak = pyarrow.default_memory_pool().max_memory()
     with pytest.raises(CorruptionError, match=reason):
         records._parse_record(data, 2 * COUNT)
