@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.testing
 
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
@@ -42,6 +42,7 @@ from shardfs.errors import (
 )
 from shardfs.format.index import IndexLayout
 from shardfs.stores.base import Descriptor, Snapshot, Splice, Stat, Store
+from shardfs.stores.local import shards
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemoryContent
@@ -1190,3 +1191,32 @@ async def test_no_journal_makes_a_file_that_runs_as_its_owner(arrays: Path) -> N
     await bring_home(LocalStore(str(arrays)), arrays)
     assert await stored(arrays, "end", range(1)) == [b"#!/bin/sh"]
     assert stat.S_IMODE((arrays / "end/c/0").stat().st_mode) == 0o751
+
+
+# Who reads beside another session
+
+
+@pytest.mark.parametrize("path", ["end", "unchecked", "nested"])
+@in_trio
+async def test_a_chunk_that_is_opened_in_the_middle_of_a_commit_by_another_session_can_be_read_after_it(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The shard is appended to, and gets its last time afterwards."""
+    process = await Process.start(arrays, QuickDisk())
+    await process.write(path, 0, payload_of(path, 10))
+    await process.commit()
+    array = await Source.of(LocalStore(str(arrays)), ttl=0.0).hierarchy.array(path)
+    assert array is not None
+    move, opened_meanwhile = shards._move_time, list[Extent | None]()
+
+    def moves(*args: Any) -> None:
+        opened_meanwhile.append(trio.from_thread.run(array.extent, (0,)))
+        move(*args)
+
+    await process.write(path, 1, payload_of(path, 21))
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "_move_time", moves)
+        await process.commit()
+    (extent,) = opened_meanwhile
+    assert extent is not None
+    assert await extent.read(0, extent.nbytes) == payload_of(path, 10)

@@ -55,6 +55,9 @@ from shardfs.stores.parallel import Threads
 
 _ATTEMPTS: Final = 8
 
+_COMPLETED_NS: Final = 1000
+"""How far a session moves the time of a file when it has appended to it: far less than two writes are apart."""
+
 
 class _Version:
     """A version of a file, which its snapshots share: its size and modification time.
@@ -162,9 +165,9 @@ class LocalSnapshot:
             return False
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
-        """Accept the file's present state if it is larger and still has *content* at *offset*.
+        """Accept the file's present state if it has only grown since it was opened, and has *content* at *offset*.
 
-        Waits for a change that the store is making.
+        A part of what was appended may have been taken back. Waits for a change that the store is making.
         """
         if self.version.change is not None:
             await self.version.change.wait()
@@ -173,14 +176,26 @@ class LocalSnapshot:
             state = await self._threads.on_names(self._now)
             if state == before:
                 return True
-            if state[0] <= before[0]:
+            if not self._is_growth(before, state):
                 return False
             if await self._threads.on_content(self._pread, offset, len(content)) != content:
                 return False
             if await self._threads.on_names(self._now) == state and self.version.state == before:
-                self.version.grow(state)
+                if state[0] < before[0]:  # who has opened the file since may have read what was taken back
+                    self.version = self._store.version(self.stat.identity, state)
+                else:
+                    self.version.grow(state)
                 return True
         return False
+
+    def _is_growth(self, before: tuple[int, int], state: tuple[int, int]) -> bool:
+        """Whether a file that was in the state *before* has only been appended to since it was opened, by its *state*.
+
+        An append of another session gets its last time when all is written, and one that was torn is taken back.
+        """
+        if state[0] == before[0]:
+            return 0 < state[1] - before[1] <= _COMPLETED_NS
+        return state[0] > min(before[0], self.stat.size) or state == (self.stat.size, self.stat.mtime_ns)
 
     def _present_version(self) -> tuple[int, int, int, int, int]:
         if not self._threads.is_remote:
@@ -437,14 +452,18 @@ class LocalReader:
 
     def snapshot(self, key: str, descriptor: Descriptor, status: Stat) -> LocalSnapshot:
         """Return a snapshot of an open file; one that the store is changing in place has the version before."""
-        state = status.size, status.mtime_ns
-        version = self._versions.get(status.identity)
-        if version is None or (version.change is None and version.state != state):
-            version = self._versions[status.identity] = _Version(state)
+        version = self.version(status.identity, (status.size, status.mtime_ns))
         if version.change is not None:  # its status, too: what is noted of a version is its size, time and index
             size, mtime_ns = version.state
             status = status._replace(size=size, mtime_ns=mtime_ns, version=(status.version, "before"))
         return LocalSnapshot(self, key, descriptor, status, version)
+
+    def version(self, identity: Hashable, state: tuple[int, int]) -> _Version:
+        """Return the version of a file that is in a *state*, or the one that the store is changing in place."""
+        version = self._versions.get(identity)
+        if version is None or (version.change is None and version.state != state):
+            version = self._versions[identity] = _Version(state)
+        return version
 
     def ask_for_names_above(self, key: str) -> None:
         """Open the directory that contains *key*, or is to contain it; blocks.

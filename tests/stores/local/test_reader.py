@@ -118,6 +118,37 @@ async def test_growth_that_left_the_content_is_accepted(path: Path) -> None:
         await snapshot.read(0, 5)
 
 
+@pytest.mark.parametrize(("nbytes", "moved_ns"), [(3, 0), (3, 10**9), (0, 0)], ids=["some", "some, later", "all"])
+@in_trio
+async def test_growth_that_is_taken_back_is_accepted_by_who_has_read_nothing_of_it(
+    path: Path, nbytes: int, moved_ns: int
+) -> None:
+    store = LocalStore(str(path.parent))
+    snapshot = await store.open(path.name)
+    append(path)
+    assert await snapshot.accept_growth(100, OLD[100:200])
+    other = await store.open(path.name)
+    os.truncate(path, len(OLD) + nbytes)
+    os.utime(path, ns=(LONG_AGO, LONG_AGO + moved_ns))
+    assert await snapshot.accept_growth(100, OLD[100:200])
+    assert bytes(await snapshot.read(0, len(OLD))) == OLD
+    append(path)
+    assert await snapshot.accept_growth(100, OLD[100:200])
+    with pytest.raises(StaleError):
+        await other.read(0, 5)
+    assert not await other.accept_growth(len(OLD), b"appended")
+
+
+@pytest.mark.parametrize("moved_ns", [1, 10**9])
+@in_trio
+async def test_a_file_of_the_same_size_is_only_accepted_if_who_appended_to_it_has_moved_its_time(
+    path: Path, moved_ns: int
+) -> None:
+    snapshot = await opened(path)
+    os.utime(path, ns=(LONG_AGO, LONG_AGO + moved_ns))
+    assert await snapshot.accept_growth(100, OLD[100:200]) == (moved_ns == 1)
+
+
 # Symbolic links: followed inside the source, never out of it
 
 
