@@ -182,15 +182,17 @@ _FAULTS: list[Fault] = [
 
 
 class LoopDisk(Disk):
-    """A file system in a file, which can be copied at one moment, as if the power was cut.
+    """A file system of a *kind* in a file, which can be copied at one moment, as if the power was cut.
 
-    What the file system keeps in memory at this moment is lost; what it has given to the disk is there.
+    What the file system keeps in memory at this moment is lost; what it has given to the disk is there: the file around
+    it is cloned as a whole, while nobody can write to it.
     """
 
     can_be_cut = True
 
-    def __init__(self, path: Path, image: Path, sessions: int) -> None:
+    def __init__(self, kind: str, path: Path, image: Path, sessions: int) -> None:
         super().__init__(path, sessions)
+        self._kind = kind
         self._image = image
         self._next = image.with_suffix(".next")
 
@@ -200,7 +202,7 @@ class LoopDisk(Disk):
     def cut(self) -> None:
         _run("umount", self.path)
         self._next.rename(self._image)
-        _mount(self._image, self.path)
+        _mount(self._kind, self._image, self.path)
 
 
 @contextmanager
@@ -222,7 +224,7 @@ def disk_of(kind: str, directory: Path, sessions: int = 1) -> Iterator[Disk]:
     images = directory / "images"
     images.mkdir()
     with _mounted("xfs", 2048, directory / "image", images), _mounted(kind, FILE_SYSTEMS[kind], images / "image", path):
-        yield LoopDisk(path, images / "image", sessions)
+        yield LoopDisk(kind, path, images / "image", sessions)
 
 
 @contextmanager
@@ -230,7 +232,7 @@ def _mounted(kind: str, mebibytes: int, image: Path, path: Path) -> Iterator[Non
     with image.open("wb") as file:
         file.truncate(mebibytes * 2**20)
     _run(f"mkfs.{kind}", "-q", image)
-    _mount(image, path)
+    _mount(kind, image, path)
     try:
         yield
     finally:
@@ -246,10 +248,12 @@ def _mounted(kind: str, mebibytes: int, image: Path, path: Path) -> Iterator[Non
         image.unlink()
 
 
-def _mount(image: Path, path: Path) -> None:
+def _mount(kind: str, image: Path, path: Path) -> None:
+    # A copy has the UUID of the original, which may be mounted still: by a process with mounts of its own.
+    options = "loop,nouuid" if kind == "xfs" else "loop"
     for attempt in range(5):
         try:
-            _run("mount", "-o", "loop", image, path)
+            _run("mount", "-o", options, image, path)
         except RuntimeError:  # another process of this machine has taken the loop device
             if attempt == 4:
                 raise
