@@ -48,8 +48,8 @@ class Fetchable(Protocol):
 
     layout: ArrayLayout
 
-    async def fetch(self, chunks: Collection[Coords]) -> Sequence[int]:
-        """Begin to bring stored chunks into memory; return the sizes of those that exist. Errors are for who reads."""
+    async def fetch(self, chunks: Collection[Coords], max_nbytes: int) -> Sequence[int]:
+        """Begin to bring stored chunks into memory, of all together *max_nbytes* at most; see `Array.fetch`."""
 
 
 class Scan:
@@ -214,10 +214,11 @@ class ReadAhead:
             if len(self._arrays) > _MAX_ARRAYS:
                 self._arrays.popitem(last=False)
             scan = scans.note(coords)
-            chunks = [] if scan is None else scans.expect(scan, self._share_of(scan))
+            share = 0 if scan is None else self._share_of(scan)
+            chunks = [] if scan is None else scans.expect(scan, share)
         if scan is not None and chunks:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._start, array, scan, chunks)
+                self._token.run_sync_soon(self._start, array, scan, chunks, share)
 
     def _share_of(self, scan: Scan) -> int:
         """Return how many bytes are fetched ahead of *scan* at most, which is now the one that was used last."""
@@ -229,14 +230,14 @@ class ReadAhead:
             self._under_way.popitem(last=False)[0].is_dropped = True
         return _MAX_NBYTES // max(2, len(self._under_way))
 
-    def _start(self, array: Fetchable, scan: Scan, chunks: Sequence[Coords]) -> None:
+    def _start(self, array: Fetchable, scan: Scan, chunks: Sequence[Coords], max_nbytes: int) -> None:
         if not self._is_ended:
-            self._nursery.start_soon(self._fetch, array, scan, chunks)
+            self._nursery.start_soon(self._fetch, array, scan, chunks, max_nbytes)
 
-    async def _fetch(self, array: Fetchable, scan: Scan, chunks: Sequence[Coords]) -> None:
+    async def _fetch(self, array: Fetchable, scan: Scan, chunks: Sequence[Coords], max_nbytes: int) -> None:
         begin_request()
         try:
-            sizes = await array.fetch(chunks)
+            sizes = await array.fetch(chunks, max_nbytes)
         except Exception:  # nobody waits for it, and who reads gets the error
             log.exception("chunks of %s could not be fetched ahead", array.layout.path or "the array")
             return

@@ -237,15 +237,23 @@ class Array:
         if self._shards.ahead is not None and coords and not self.grid.is_scattered:
             self._shards.ahead.note(self, self.grid.grid_shape, coords)
 
-    async def fetch(self, chunks: Collection[Coords]) -> Sequence[int]:
+    async def fetch(self, chunks: Collection[Coords], max_nbytes: int) -> Sequence[int]:
         """Begin to bring stored chunks, which will be read soon, into memory, if the source is remote.
 
-        Returns the sizes of those that exist. Errors of the source are for who reads.
+        Those that fit into *max_nbytes* together: how large one is, only its index says. Returns the sizes of all that
+        exist. Errors of the source are for who reads.
         """
         groups: dict[tuple[Coords, tuple[int, ...]], list[ChunkLocation]] = {}
         for location in map(self.layout.locate, chunks):
             groups.setdefault((location.shard, location.entries[:-1]), []).append(location)
         sizes: list[int] = []
+        left = max_nbytes
+
+        def fits(nbytes: int) -> bool:
+            nonlocal left
+            is_fitting = nbytes <= left
+            left -= nbytes if is_fitting else 0
+            return is_fitting
 
         async def fetch(locations: Sequence[ChunkLocation]) -> None:
             with suppress(ShardfsError):
@@ -254,7 +262,7 @@ class Array:
                 stored = [unit for unit in units if unit is not None]
                 sizes.extend(nbytes for _, nbytes in stored)
                 if shard is not None:
-                    await shard.fetch(stored)
+                    await shard.fetch([unit for unit in stored if fits(unit[1])])
 
         await for_each(groups.values(), fetch, _SHARDS_AHEAD)
         return sizes

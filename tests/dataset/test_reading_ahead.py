@@ -16,6 +16,7 @@ import pytest
 import trio
 import zarr
 
+from shardfs.dataset import ahead
 from shardfs.dataset.ahead import reading_ahead
 from shardfs.dataset.hierarchy import Source
 from shardfs.stores.parallel import open_nursery
@@ -90,11 +91,11 @@ class Reading:
                 yield request.range.split("-")
 
 
-async def read(stored: Bucket, names: Sequence[str], *, ahead: bool = True, nthreads: int = 2) -> Reading:
+async def read(stored: Bucket, names: Sequence[str], *, is_ahead: bool = True, nthreads: int = 2) -> Reading:
     """Read chunks in this order by *nthreads* at a time, and check them."""
     source = Source.of(reader_of(stored.fake))
     async with (
-        reading_ahead() if ahead else nullcontext() as source.shards.ahead,
+        reading_ahead() if is_ahead else nullcontext() as source.shards.ahead,
         open_paths(source, TreeOptions()) as paths,
     ):
         await paths.attributes(names[0])
@@ -159,5 +160,16 @@ async def test_who_reads_here_and_there_makes_the_same_requests_as_without_readi
     stored = bucket(tmp_path / "a", (8, 8, 8), (4, 4, 2), (16, 64, 64))
     for seed in range(5):
         names = random.Random(seed).sample(stored.every, 64)
-        plain, found = [await read(stored, names, ahead=ahead, nthreads=1) for ahead in (False, True)]
+        plain, found = [await read(stored, names, is_ahead=is_ahead, nthreads=1) for is_ahead in (False, True)]
         assert plain.requests == found.requests
+
+
+@pytest.mark.slow
+@on_mock_clock
+async def test_large_chunks_are_not_fetched_ahead_beyond_a_limit_though_their_size_is_not_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_MAX_NBYTES", 8 * MIB)
+    stored = bucket(tmp_path / "a", (16,), (16,), (4 * MIB,))
+    found = await read(stored, stored.every[:5], nthreads=1)
+    assert found.nbytes <= (20 + 8 + 8) * MIB  # those that were read, what the shard is read ahead by, and the limit
