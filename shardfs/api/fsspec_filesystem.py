@@ -122,8 +122,19 @@ class ShardfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         except (OSError, ShardfsError):
             return {"name": path, "size": 0, "type": "other"}
 
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        """Return the bytes of a file, or a range of them, by the shortest way from this thread."""
+        path = self._strip_protocol(path)
+        data = self.dataset.loop.at_once(Paths.read_known, path, start or 0, end, waits=True)
+        if data is None:
+            with _Missing(path):
+                data = self.dataset.loop.call(Paths.read, path, start or 0, end)
+        return data if isinstance(data, bytes) else bytes(data)
+
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
-        return bytes(await self._call(Paths.read, self._strip_protocol(path), start or 0, end))
+        path = self._strip_protocol(path)
+        data = await self.dataset.read_known(path, start or 0, end)
+        return bytes(await self._call(Paths.read, path, start or 0, end) if data is None else data)
 
     async def _get_file(
         self,

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 from shardfs.dataset.ahead import reading_ahead
 from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.source import is_remote, resolve
+from shardfs.stores.base import Buffer
+from shardfs.stores.direct import WouldWaitError
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
@@ -117,6 +119,18 @@ class OpenDataset:
             if self._loop is None:
                 self._loop = LoopThread(_opened(self._recipe), self.url)
             return self._loop
+
+    async def read_known(self, path: str, start: int, stop: int | None) -> Buffer | None:
+        """Return what `Paths.read_known` does, for a task of asyncio: what takes long is done in a thread of its loop.
+
+        That is half the way of asking the event loop of the dataset, which would hand it to another thread.
+        """
+        try:
+            return self.loop.at_once(Paths.read_known, path, start, stop, waits=False)
+        except WouldWaitError:
+            import asyncio  # imported only here: other callers have no use for it, and it takes long
+
+            return await asyncio.to_thread(self.loop.at_once, Paths.read_known, path, start, stop, waits=True)
 
     @property
     def commits_at_once(self) -> bool:

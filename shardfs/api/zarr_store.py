@@ -73,7 +73,7 @@ class ShardfsStore(Store):
         """Return a file, or a range of it, of which only those bytes are read; None if there is none."""
         await self._ensure_open()
         name, wanted = self._key(key), _range(byte_range)
-        data = self.dataset.loop.at_once(Paths.read_known, name, *wanted, waits=False)
+        data = await self.dataset.read_known(name, *wanted)
         return _buffer(await self._call(_read, name, *wanted) if data is None else data, prototype)
 
     def get_sync(

@@ -33,6 +33,7 @@ from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coordinates, Coords, ShardGrid
 from shardfs.stores.base import Buffer, FetchingSnapshot, Kind, Stat, in_pieces
 from shardfs.stores.cache import Cache
+from shardfs.stores.direct import KnownFile
 from shardfs.stores.parallel import for_each
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
@@ -213,15 +214,20 @@ class Array:
             raise CorruptionError(f"{nbytes} bytes before byte {extent_range[0]} of the shard are not all in it")
         return state, Extent(shard, start, nbytes)
 
-    def read_known(self, coords: Coords, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
-        """Return bytes of the inner chunk at *coords*, as a slice has *start* and *stop*, from any thread.
+    def find_known(self, coords: Coords, *, waits: bool) -> KnownFile | None:
+        """Return the inner chunk at *coords*, in any thread, if it can be read there.
 
-        Returns None if the event loop is needed: unless its shard is open and current, and nothing of it is pending.
+        None if the event loop is needed: unless its shard is open, or it is a file that the store knows, and nothing of
+        it is pending. Raises `WouldWaitError` if it takes waiting, unless it *waits*.
         """
         self.note_read(coords)
+        direct = self._shards.direct
+        if direct is not None and self.grid.is_unsharded:  # such a store is only read
+            return direct.find_known(self.layout.shard_key(coords), self.layout.path, coords, waits=waits)
         location = self.layout.locate(coords)
         shard = None if self._change(coords, location) is not None else self._shards.known(self.layout, location)
-        if shard is None or self.grid.chunk_header:
+        source = shard.direct if shard is not None else None
+        if shard is None or source is None or self.grid.chunk_header:
             return None
         try:
             extent = shard.index.range(location.entries[-1])
@@ -229,8 +235,7 @@ class Array:
             return None
         if extent is None:
             return None
-        begin, end, _ = slice(start, stop).indices(extent[1])
-        return shard.read_if_current(extent[0] + begin, end - begin, waits=waits) if begin < end else None
+        return KnownFile(source, shard.snapshot.stat.version, shard.offset + extent[0], extent[1])
 
     def note_read(self, coords: Coords) -> None:
         """Note, in any thread, that the inner chunk at *coords* is read now; those that come next may be fetched."""

@@ -7,7 +7,7 @@ a copy that the tree does not bear out, and what only a copy describes is neithe
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
@@ -50,6 +50,9 @@ class Nodes(Protocol):
 
     async def node(self, path: str) -> Node:
         """Return the node at *path*, whose copies are as they are stored."""
+
+    def last_seen(self, path: str) -> Node | None:
+        """Return the cached node at *path*, however old it is; None if there is none."""
 
     async def removed(self, path: str) -> RemovedArray | None:
         """Return the array at *path* whose document was removed through the mount; None if there is none."""
@@ -239,6 +242,22 @@ class ConsolidatedMetadata:
                 return None
             directory, _, name = directory.rpartition("/")
             is_direct = False
+
+    def may_describe(self, path: str, below: Sequence[str]) -> bool:
+        """Whether a group may have a copy of the document of a node in a directory of chunks of the array at *path*.
+
+        In any thread; *below* are the names of directories on the way from the array to a chunk.
+        """
+        for group, relative in groups_above(path):
+            node = self._hierarchy.last_seen(group)
+            if node is None:
+                return True
+            if node.copies:
+                for name in below:
+                    relative = f"{relative}/{name}"
+                    if relative in node.copies:
+                        return True
+        return False
 
     async def refusal_below(self, path: str) -> str | None:
         """Return why the directory *path* may not be moved: something in it is only described by a group above it."""

@@ -154,6 +154,13 @@ class Hierarchy:
         known = self._nodes.peek(path)
         return known[0] if known is not None else None
 
+    def known(self, path: str) -> Node | None:
+        """Return the node at *path* if it is cached and need not be looked at again; in any thread."""
+        known = self._nodes.peek(path)
+        if known is None or known[0].is_outdated or not within_ttl(known[1], self.clock(), self.ttl):
+            return None
+        return known[0]
+
     async def stat(self, path: str) -> Stat:
         """Return the status of *path*: of what is stored, or of a directory that exists because a document names it.
 

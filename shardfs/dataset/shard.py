@@ -27,17 +27,9 @@ from shardfs.format.sharding import (
     ShardingLevel,
 )
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
-from shardfs.stores.base import (
-    APPEND_NBYTES,
-    Buffer,
-    Content,
-    DirectSnapshot,
-    FetchingSnapshot,
-    Kept,
-    Snapshot,
-    Splice,
-)
+from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, FetchingSnapshot, Kept, Snapshot, Splice
 from shardfs.stores.cache import Cache
+from shardfs.stores.direct import DirectSnapshot
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
 THREAD_NBYTES: Final = 2**20
@@ -163,12 +155,11 @@ class OpenShard:
                 raise
             return await shard.snapshot.read(offset, nbytes, extent)
 
-    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
-        """Return what `read` does if that takes no event loop; see `DirectSnapshot`."""
+    @property
+    def direct(self) -> DirectSnapshot | None:
+        """The version that has its bytes as they are, if any thread can read that."""
         shard = self.outermost or self
-        if shard.decoded is not None or not isinstance(shard.snapshot, DirectSnapshot):
-            return None
-        return shard.snapshot.read_if_current(self.offset + offset, nbytes, waits=waits)
+        return shard.snapshot if shard.decoded is None and isinstance(shard.snapshot, DirectSnapshot) else None
 
     async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
         """Begin to bring chunks, each an offset and a size, into memory, if that takes requests."""

@@ -28,6 +28,7 @@ from shardfs.format.fence import fenced
 from shardfs.format.sharding import ChunkLocation, Coords
 from shardfs.stores.base import Reader, Snapshot, Stat, Store
 from shardfs.stores.cache import Cache, while_it_changes
+from shardfs.stores.direct import DirectReader
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class ShardCache:
         max_own: int = 100_000,
     ) -> None:
         self.store = store
+        self.direct = store if isinstance(store, DirectReader) else None
         self._statistics = statistics
         self.ttl = ttl
         self.clock = clock

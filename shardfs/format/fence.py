@@ -17,6 +17,11 @@ def package_of(code: object) -> str:
     return str(code.__module__).partition(".")[0]
 
 
+def is_own(code: object) -> bool:
+    """Whether *code* is of shardfs itself."""
+    return package_of(code) == _OWN
+
+
 @contextmanager
 def fenced(code: object, of: str, error: type[ShardfsError] = StoreError) -> Iterator[None]:
     """Make of what *code* raises by mistake an *error* that names its package, and what it was asked *of*.
@@ -28,10 +33,9 @@ def fenced(code: object, of: str, error: type[ShardfsError] = StoreError) -> Ite
     except ShardfsError:
         raise
     except Exception as fault:
-        package = package_of(code)
-        if package == _OWN:
+        if is_own(code):
             raise
-        raise error(f"{of} cannot be read: {fault_of(package, fault)}") from fault
+        raise error(f"{of} cannot be read: {fault_of(package_of(code), fault)}") from fault
 
 
 def fault_of(package: str, fault: BaseException) -> str:

@@ -20,7 +20,8 @@ or both.
   tree, as in HDF5 or a ZIP file, and an array whose chunks are found one by one. The format says which keys there are,
   and where in the file the bytes of each are. Arrays in it are keys of Zarr: a `zarr.json` that the format makes, and
   chunks, each a range of the file, or made by the format. So what shardfs does with unsharded Zarr, it does with
-  these, `--view npy` and `refs` included.
+  these, `--view npy` and `refs` included. A format that knows where chunks are without waiting can say so in any
+  thread (`DirectContents`): then single chunks take a third of the time.
 
 Documents and files are hostile input. Check each number before you allocate by it. Raise `MetadataError` for what is
 not supported, and `CorruptionError` for what is damaged, both of `shardfs.errors`; say what it is, and the way out. A
@@ -57,6 +58,7 @@ from shardfs.formats.single import SingleFile
 from shardfs.formats.virtual import (
     MAX_MADE_NBYTES,
     BrokenPart,
+    DirectContents,
     FileContents,
     InlinePart,
     LatePart,
@@ -78,6 +80,7 @@ __all__ = [
     "Candidate",
     "ChunkGrid",
     "ChunkKeyEncoding",
+    "DirectContents",
     "Extension",
     "FileContents",
     "FileSource",

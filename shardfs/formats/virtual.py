@@ -1,14 +1,14 @@
 """Sources whose files are parts of other files, or are made of them: what others ask of these, and one ready-made."""
 
 import time
-import zlib
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import trio
+from isal import isal_zlib
 
 from shardfs.errors import (
     CorruptionError,
@@ -19,9 +19,10 @@ from shardfs.errors import (
     SourceError,
     StoreError,
 )
-from shardfs.format.fence import fenced
+from shardfs.format.fence import fenced, is_own
 from shardfs.stores.base import MAX_TOP, Buffer, Content, Kind, ListedName, OpenFile, Snapshot, Stat
 from shardfs.stores.cache import Cache, while_it_changes
+from shardfs.stores.direct import DirectSnapshot, KnownFile, WouldWaitError
 from shardfs.stores.files import TargetFiles
 from shardfs.stores.memory import MemoryContent, Slice
 from shardfs.stores.objects.reader import ObjectReader, SnapshotFile, object_stat
@@ -165,9 +166,33 @@ class FileContents(Protocol):
         """Yield all that is skipped, each by its key, with the reason; nothing if `note` says it all."""
 
 
+@runtime_checkable
+class DirectContents(Protocol):
+    """`FileContents` that know without waiting where chunks are, as far as that was read before."""
+
+    def find_known(
+        self, key: str, array: str, coords: tuple[int, ...], read: Callable[[int, int], Buffer | None]
+    ) -> RangePart | None:
+        """Return what `find` would say of the file *key*, which is below *array*, an unsharded array of Zarr.
+
+        It is the chunk at *coords*, if the array is still what it was. Called in any thread, beside all else. None if
+        it cannot be told at once, is no range of the source, or if a directory between the array and the file may be a
+        node. *read* returns so many bytes from an offset of the source if they are at hand, else None. Errors are those
+        of `find`.
+        """
+
+
+class _Direct(NamedTuple):
+    """A version of the source that any thread can read, with its contents."""
+
+    snapshot: DirectSnapshot
+    contents: DirectContents
+
+
 class _Loaded(NamedTuple):
     snapshot: Snapshot
     contents: FileContents
+    direct: _Direct | None
     checked: float
 
 
@@ -251,7 +276,11 @@ class TreeStore(VirtualStore):
             if self._loaded is None:
                 raise SourceError(f"{self.url} is no file; if it is a directory, end its name with a slash") from None
             raise StoreError(f"{self.url} was removed") from None  # what was in it is not absent
-        return _Loaded(snapshot, await self._ask(self._load(snapshot)), now)
+        contents = await self._ask(self._load(snapshot))
+        direct = None
+        if isinstance(snapshot, DirectSnapshot) and isinstance(contents, DirectContents):
+            direct = _Direct(snapshot, contents)
+        return _Loaded(snapshot, contents, direct, now)
 
     async def stat(self, key: str) -> Stat:
         """Return the status of *key*."""
@@ -316,6 +345,27 @@ class TreeStore(VirtualStore):
                 if nbytes > MAX_MADE_NBYTES:
                     raise CorruptionError(f"{key} has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}")
                 return MadeSnapshot(stat, source, partial(self._make, key, stat.version, nbytes, make))
+
+    def find_known(self, key: str, array: str, coords: tuple[int, ...], *, waits: bool) -> KnownFile | None:
+        """Return a chunk without the event loop; see `DirectReader`."""
+        loaded = self._loaded
+        if loaded is None or loaded.direct is None:
+            return None
+        source = loaded.direct.snapshot
+        last = _LastRead(source, waits)
+        try:
+            found = loaded.direct.contents.find_known(key, array, coords, last.read)
+        except ShardfsError:  # `open` says why
+            return None
+        except Exception as error:
+            if isinstance(error, WouldWaitError) or is_own(self._load):
+                raise
+            return None
+        if found is None or not 0 <= found.offset <= found.offset + found.nbytes <= loaded.snapshot.size:
+            return None
+        if found.crc32 is not None:
+            source = _Summed(source, last, found)
+        return KnownFile(source, (key, loaded.snapshot.stat.version), found.offset, found.nbytes)
 
     async def _part(self, loaded: _Loaded, key: str) -> Part:
         """Return what the file *key* is; all that one request asks is asked of one version."""
@@ -411,6 +461,50 @@ class InlineSnapshot:
         return False
 
 
+class _LastRead:
+    """Reads *source* without the event loop, and keeps what was read last."""
+
+    __slots__ = ("_data", "_source", "_start", "_waits")
+
+    def __init__(self, source: DirectSnapshot, waits: bool) -> None:
+        self._source = source
+        self._waits = waits
+        self._start = 0
+        self._data: Buffer | None = None
+
+    def read(self, offset: int, nbytes: int) -> Buffer | None:
+        """Return *nbytes* bytes from *offset* if they are at hand."""
+        self._start, self._data = offset, self._source.read_if_current(offset, nbytes, waits=self._waits)
+        return self._data
+
+    def kept(self, offset: int, nbytes: int) -> Buffer | None:
+        """Return *nbytes* bytes from *offset* if they were among those that were read last."""
+        begin = offset - self._start
+        if self._data is None or not 0 <= begin <= begin + nbytes <= len(self._data):
+            return None
+        return memoryview(self._data)[begin : begin + nbytes]
+
+
+class _Summed:
+    """The bytes of *part* in *source*, which *last* may have read; all of them together are checked by its checksum."""
+
+    __slots__ = ("_last", "_part", "_source")
+
+    def __init__(self, source: DirectSnapshot, last: _LastRead, part: RangePart) -> None:
+        self._source = source
+        self._last = last
+        self._part = part
+
+    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
+        """Return what `DirectSnapshot` does."""
+        data = self._last.kept(offset, nbytes)
+        if data is None:
+            data = self._source.read_if_current(offset, nbytes, waits=waits)
+        if data is None or nbytes < self._part.nbytes or isal_zlib.crc32(data) == self._part.crc32:
+            return data
+        return None
+
+
 class PartSnapshot:
     """A part, from *start* on, of one version of another file; *whole* is that version.
 
@@ -447,6 +541,15 @@ class PartSnapshot:
                 return data
         raise CorruptionError(f"{self._key} cannot be read: its checksum (CRC-32) is wrong")
 
+    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
+        """Return what `read` does without the event loop; None, too, if it is wrong."""
+        if not isinstance(self._whole, DirectSnapshot):
+            return None
+        data = self._whole.read_if_current(self._start + offset, nbytes, waits=waits)
+        if data is None or self._crc32 is None or nbytes < self.size or isal_zlib.crc32(data) == self._crc32:
+            return data
+        return None
+
     async def _read(self, offset: int, nbytes: int, extent: tuple[int, int] | None) -> Buffer:
         unit = None if extent is None else (self._start + extent[0], extent[1])
         return await self._whole.read(self._start + offset, nbytes, unit)
@@ -456,7 +559,7 @@ class PartSnapshot:
         end, crc32 = self._summed if offset else (0, 0)
         if offset != end:
             return True
-        crc32 = await parse(lambda data: zlib.crc32(data, crc32), data)
+        crc32 = await parse(lambda data: isal_zlib.crc32(data, crc32), data)
         self._summed = offset + len(data), crc32
         return offset + len(data) < self.size or crc32 == self._crc32
 

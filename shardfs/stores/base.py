@@ -149,17 +149,6 @@ class Content(Protocol):
 
 
 @runtime_checkable
-class DirectSnapshot(Protocol):
-    """A version that any thread can read without the event loop, as far as it is at hand."""
-
-    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
-        """Return exactly *nbytes* bytes from *offset*; None if the name may stand for another version by now.
-
-        Also None if the bytes are not in memory; those on a local disk are waited for if it *waits*.
-        """
-
-
-@runtime_checkable
 class FetchingSnapshot(Protocol):
     """A version of a remote object, of which bytes can come before somebody reads them."""
 

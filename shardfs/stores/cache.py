@@ -4,6 +4,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from threading import Lock
 from typing import Final, Generic, TypeVar
 
 import trio
@@ -64,7 +65,7 @@ class Cache(Generic[K, V]):
             value = self._values.get(key)
             is_usable = value is not None and (is_current is None or await is_current(value))
             if value is not None and is_usable and self._values.get(key) is value:
-                self._values.move_to_end(key)
+                self.touch(key)
                 return value
             if key not in self._loading:
                 break
@@ -105,6 +106,30 @@ class Cache(Generic[K, V]):
             value = self._values.pop(key)
             self._nbytes -= self._nbytes_of(value)
             self._dropped(value)
+
+
+class SharedCache(Cache[K, V]):
+    """A cache in which any thread may look values up, and put them."""
+
+    def __init__(self, nbytes_of: Callable[[V], int], max_nbytes: int) -> None:
+        super().__init__(nbytes_of, max_nbytes)
+        self._lock = Lock()
+
+    def touch(self, key: K) -> None:
+        """Mark a value as used, if it is still cached."""
+        with self._lock:
+            if key in self._values:
+                super().touch(key)
+
+    def put(self, key: K, value: V) -> None:
+        """Cache a value, as the most recently used one."""
+        with self._lock:
+            super().put(key, value)
+
+    def forget(self, key: K) -> None:
+        """Drop a value, so that it is loaded again at the next request."""
+        with self._lock:
+            super().forget(key)
 
 
 async def while_it_changes(look: Callable[[], Awaitable[V]]) -> V:

@@ -17,14 +17,15 @@ from shardfs.dataset.journal.records import Put
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard import read_checked
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import CorruptionError, RefusedError, StoreError
+from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.fence import fenced
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
-from shardfs.stores.cache import Cache
+from shardfs.stores.cache import Cache, SharedCache
+from shardfs.stores.direct import KnownFile, WouldWaitError
 from shardfs.stores.local.syscalls import count_processors
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import QuickLock
@@ -32,6 +33,7 @@ from shardfs.vfs.inodes import ChunkNumbering
 
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # decoding a smaller chunk is faster than handing it to a thread
 _IN_FLIGHT_NBYTES: Final = 256 * 2**20
+_DIRECT_NBYTES: Final = 8 * 2**20  # as many threads as there are may decode such chunks at the same time
 
 
 class VersionKey(NamedTuple):
@@ -69,7 +71,7 @@ class ChunkCache:
 
     def __init__(self, max_nbytes: int, statistics: Statistics, *, in_flight_nbytes: int = _IN_FLIGHT_NBYTES) -> None:
         self._statistics = statistics
-        self._chunks: Cache[VersionKey, _Decoded] = Cache(lambda chunk: len(chunk.data), max_nbytes)
+        self._chunks: SharedCache[VersionKey, _Decoded] = SharedCache(lambda chunk: len(chunk.data), max_nbytes)
         self._threads = trio.CapacityLimiter(count_processors())
         self._room = _Room(in_flight_nbytes)
 
@@ -87,10 +89,7 @@ class ChunkCache:
             return self.known(key, codec) is not None
 
         async def load() -> _Decoded:
-            data = await self._decode(array, coords, extent, codec)
-            self._statistics.decoded_chunks += 1
-            self._statistics.decoded_bytes += len(data)
-            return _Decoded(codec, data)
+            return self._counted(_Decoded(codec, await self._decode(array, coords, extent, codec)))
 
         return (await self._chunks.get(key, load, is_current)).data
 
@@ -102,6 +101,47 @@ class ChunkCache:
         self._chunks.touch(key)
         self._statistics.decode_hits += 1
         return known.data
+
+    def read_known(
+        self,
+        array: ArrayLayout,
+        coords: Coords,
+        chunk: KnownFile,
+        codec: ChunkCodec,
+        start: int,
+        stop: int | None,
+        *,
+        waits: bool,
+    ) -> Buffer | None:
+        """Return decoded bytes of a *chunk*, as a slice has *start* and *stop*, in any thread.
+
+        None if it is not to be decoded here, as it is large or damaged. If decoding takes long, it *waits*, or raises
+        `WouldWaitError`.
+        """
+        if codec.is_identity:
+            return chunk.read(start, stop, waits=waits) if chunk.nbytes == codec.nbytes else None
+        key = VersionKey(array.path, coords, chunk.version, chunk.offset, chunk.nbytes)
+        data = self.known(key, codec)
+        if data is not None:
+            return data[start:stop] if chunk.is_current(waits=waits) else None
+        if max(codec.nbytes, chunk.nbytes) > _DIRECT_NBYTES:
+            return None
+        if max(codec.nbytes, chunk.nbytes) > _AT_ONCE_NBYTES and not waits:
+            raise WouldWaitError
+        encoded = chunk.read(0, None, waits=waits)
+        if encoded is None:
+            return None
+        try:
+            data = _decode(codec, encoded)
+        except ShardfsError:  # `get` says why
+            return None
+        self._chunks.put(key, self._counted(_Decoded(codec, data)))
+        return data[start:stop]
+
+    def _counted(self, decoded: _Decoded) -> _Decoded:
+        self._statistics.decoded_chunks += 1
+        self._statistics.decoded_bytes += len(decoded.data)
+        return decoded
 
     async def encode(self, codec: ChunkCodec, content: Content) -> Content:
         """Return decoded *content* as an encoded chunk; raises `RefusedError` for one of the wrong size."""

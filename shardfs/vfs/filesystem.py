@@ -25,7 +25,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
-from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Stat, is_reserved, join_key
+from shardfs.stores.base import Kind, ListedName, Reader, Stat, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -413,17 +413,6 @@ class Filesystem:
         finally:
             self.drop_references(attributes.ino, 1)
 
-    def read_known(self, parent: int, name: str, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
-        """Return bytes of the chunk *name* in the directory *parent* of chunks; see `Array.read_known`."""
-        if in_table(parent):
-            return None
-        try:
-            numbers, position = self.ranges.find(parent)
-        except StaleError:
-            return None
-        tree = self._trees.get(numbers)
-        return None if tree is None else tree.read_known(position, name, start, stop, waits=waits)
-
     async def open_path(self, path: str) -> FileHandle:
         """Open what has the *path* on the mount; raises `NotFoundError`."""
         ino = ROOT
@@ -516,6 +505,10 @@ class Filesystem:
         if node.foreign is not None and node.foreign.names is not None and node.shards is not None:
             return ValueFiles(self, node.shards, node.foreign.names)
         return self.chunk_tree(node)
+
+    def known_tree(self, numbers: ArrayNumbers) -> ChunkTree | None:
+        """Return the chunk tree with these *numbers*, in any thread; None if it is not kept."""
+        return self._trees.get(numbers)
 
     def _use(self, tree: ChunkTree) -> None:
         """Keep *tree*, and drop the least recently used one; its inode numbers remain known."""

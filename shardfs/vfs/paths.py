@@ -35,6 +35,7 @@ from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.direct import DirectChunks
 from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner, cookie_of
 from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
@@ -91,6 +92,8 @@ class Paths:
             lambda _: 0, 0, _MAX_DIRECTORIES, lambda directory: fs.drop_references(directory.ino, 1)
         )
         self._nforgotten = 0
+        self._direct = DirectChunks(fs)
+        self._depth = 0  # of the directory where a chunk was found last without the event loop
         self._versions = Versions(fs.store)
 
     @property
@@ -130,14 +133,18 @@ class Paths:
     def read_known(self, path: str, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
         """Return what `read` does, from any thread and without the event loop; None if that cannot be had.
 
-        It can for a chunk whose shard is open and has not changed, where the directory of the chunk was looked up not
-        long ago. Unless it *waits*, the bytes must be in memory.
+        It can for a chunk whose shard is open and has not changed, or that the store finds at once, if the array, or a
+        directory of its chunks, was looked up not long ago. It *waits* for disks and decoders, or raises
+        `WouldWaitError`.
         """
-        directory, _, name = path.rpartition("/")
-        known = self._directories.peek(directory)
-        if known is None or known.until <= self._clock():
-            return None
-        return self.fs.read_known(known.ino, name, start, stop, waits=waits)
+        names, now = path.split("/"), self._clock()
+        for depth in (self._depth, *range(len(names))):
+            known = self._directories.peek("/".join(names[:depth])) if depth else _ROOT
+            read = self._direct.find(known.ino, names[depth:]) if known is not None and known.until > now else None
+            if read is not None:
+                self._depth = depth  # others will probably be of the same array
+                return read(start, stop, waits)
+        return None
 
     async def _read(self, path: str, start: int, stop: int | None) -> Buffer:
         number, handle = await self._open(path)

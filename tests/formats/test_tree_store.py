@@ -3,7 +3,7 @@
 import json
 import os
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,62 @@ async def test_where_a_part_is_may_be_asked_when_it_is_opened(tmp_path: Path) ->
     assert await store.origin("one") == ("file://a", HEAD, 3)
     with pytest.raises(CorruptionError, match="is said to end at"):
         await store.open("far")
+
+
+class Direct(Boxed):
+    """Knows all ranges at once, and whatever else it is told to know."""
+
+    def find_known(
+        self, key: str, array: str, coords: tuple[int, ...], read: Callable[[int, int], Buffer | None]
+    ) -> RangePart | None:
+        if key == "fails":
+            raise RuntimeError("a mistake")
+        if key == "damaged":
+            raise CorruptionError("a chunk")
+        return RangePart(*self._header[key]) if key in self._header else None
+
+
+@in_trio
+async def test_what_contents_know_at_once_is_read_in_any_thread(tmp_path: Path) -> None:
+    header = {"behind": [HEAD, 4], "far": [2**62, 2**62], "before": [-1, 3]}
+    write_box(tmp_path / "a.box", {"one": b"one"}, header)
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        return Direct(snapshot, json.loads(bytes(await snapshot.read(0, HEAD))), [])
+
+    def known(key: str) -> bytes | None:
+        found = store.find_known(key, "", (0,), waits=True)
+        data = None if found is None else found.read(0, None, waits=True)
+        return None if data is None else bytes(data)
+
+    store = TreeStore(str(tmp_path / "a.box"), LocalReader(str(tmp_path)), "a.box", load, ttl=60)
+    assert known("one") is None, "nothing was read yet"
+    await store.check()
+    assert known("one") == b"one"
+    assert await trio.to_thread.run_sync(known, "one") == b"one"
+    for key in ("behind", "far", "before", "other", "damaged"):
+        assert known(key) is None, key
+    write_box(tmp_path / "a.box", {"two": b"two", "one": b"new"})
+    assert known("one") is None, "it is another file now"
+    await store.open("one")
+    assert known("one") == b"new"
+
+
+@in_trio
+async def test_a_mistake_of_another_package_is_left_to_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_box(tmp_path / "a.box", {"fails": b"one"})
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        return Direct(snapshot, json.loads(bytes(await snapshot.read(0, HEAD))), [])
+
+    store = TreeStore(str(tmp_path / "a.box"), LocalReader(str(tmp_path)), "a.box", load, ttl=60)
+    await store.check()
+    assert store.find_known("fails", "", (0,), waits=True) is None
+    monkeypatch.setattr(load, "__module__", "shardfs.formats.box")
+    with pytest.raises(RuntimeError, match="a mistake"):
+        store.find_known("fails", "", (0,), waits=True)
 
 
 @in_trio

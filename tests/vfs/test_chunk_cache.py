@@ -1,5 +1,7 @@
 """Decoded chunks: each decoded once however many ask, kept within bounds, and never of another version."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
+from shardfs.stores.cache import SharedCache
 from shardfs.vfs.chunk_cache import ChunkCache
 from tests.support.corpus import CRC32C, LITTLE, ZSTD, array, sharding
 from tests.support.datasets import store
@@ -171,3 +174,29 @@ async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read
     with pytest.raises(CorruptionError, match="has 400004 bytes, and 32 decoded"):
         await decoding.chunks.get(decoding.array.layout, (0, 0), extent, small)
     assert decoding.gate.reads == 0
+
+
+def test_threads_share_a_cache_that_stays_within_its_bounds() -> None:
+    cache: SharedCache[int, bytes] = SharedCache(len, 1000)
+    interval = sys.getswitchinterval()
+
+    def work(first: int) -> None:
+        for number in range(2000):
+            key = (first + number * 7) % 40
+            value = cache.peek(key)
+            assert value is None or value == bytes([key]) * key
+            if value is not None:
+                cache.touch(key)
+            cache.put(key, bytes([key]) * key)
+            if number % 5 == 0:
+                cache.forget((key + 1) % 40)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for each in [threads.submit(work, first) for first in range(4)]:
+                each.result()
+    finally:
+        sys.setswitchinterval(interval)
+    kept = [value for key in range(40) if (value := cache.peek(key)) is not None]
+    assert sum(map(len, kept)) == cache._nbytes <= 1000

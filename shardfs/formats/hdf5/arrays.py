@@ -8,6 +8,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
+from operator import lt
 from typing import Any, Final
 
 import numpy as np
@@ -93,7 +94,7 @@ class Hdf5Array:
         """Size of a chunk that is not encoded; of text, about that."""
         return math.prod(self.chunk_shape) * (_TEXT_NBYTES if self.dtype is None else self.dtype.itemsize)
 
-    @property
+    @cached_property
     def as_stored(self) -> bool:
         """Whether chunks are shown with the bytes that the file has."""
         return self.is_exact and not self.filters.is_decoded
@@ -106,10 +107,8 @@ class Hdf5Array:
         return position
 
     def contains(self, coords: Coords) -> bool:
-        """Whether there is a place of these coordinates in the grid."""
-        return len(coords) == len(self.grid) and all(
-            0 <= at < length for at, length in zip(coords, self.grid, strict=True)
-        )
+        """Whether there is a place of these coordinates, none of which is negative, in the grid."""
+        return len(coords) == len(self.grid) and all(map(lt, coords, self.grid))
 
     def bounds(self, coords: Coords) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return where the elements of a chunk begin, and how many there are along each axis, within the shape."""

@@ -66,6 +66,11 @@ class _Recent(Generic[K, V]):
         self._kept.move_to_end(key)
         return found[0]
 
+    def peek(self, key: K) -> V | None:
+        """Return what is kept, in any thread; it does not count as used."""
+        found = self._kept.get(key)
+        return None if found is None else found[0]
+
     def keep(self, key: K, value: V, size: int = 1) -> None:
         self._size += size - self._kept.pop(key, (None, 0))[1]
         self._kept[key] = value, size
@@ -151,18 +156,19 @@ class _ChunkTable:
         rows = np.frombuffer(b"".join(parts), "<u8").reshape(-1, 4)
         if len(rows) and int(rows[:, 0].max()) >= nchunks:
             raise CorruptionError("an index of chunks has one outside of the grid")
-        self._rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        self._positions: npt.NDArray[np.uint64] = np.ascontiguousarray(self._rows[:, 0])
-        self._places = self._positions.data  # in which a few are found sooner than NumPy begins to look
-        self.nbytes = self._rows.nbytes + self._positions.nbytes
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        self._positions: npt.NDArray[np.uint64] = np.ascontiguousarray(rows[:, 0])
+        # A few are found sooner in these than NumPy begins to look.
+        self._rows, self._places = rows.data, self._positions.data
+        self.nbytes = rows.nbytes + self._positions.nbytes
 
     def find(self, position: int) -> tuple[int, int, int] | None:
         """Return offset, size and mask of a chunk, None if it is not stored."""
         at = bisect_left(self._places, position)
         if at == len(self._places) or self._places[at] != position:
             return None
-        offset, nbytes, mask = self._rows[at, 1:].tolist()
-        return offset, nbytes, mask
+        rows = self._rows
+        return rows[at, 1], rows[at, 2], rows[at, 3]
 
     def below(self, start: int, length: int, step: int) -> list[int]:
         """Return which of the *length* parts, of *step* positions each, from *start* on have chunks."""
@@ -242,6 +248,21 @@ class Hdf5Contents:
         if found is None or not found[1].contains(found[2]):
             return None
         return await self._chunk(*found)
+
+    def find_known(
+        self, key: str, array: str, coords: Coords, read: Callable[[int, int], Buffer | None]
+    ) -> RangePart | None:
+        """Return where a chunk is, of an array whose index was read."""
+        node = self._nodes.peek(array)
+        found = node.array if node is not None else None
+        if found is None or not found.contains(coords):
+            return None
+        if not found.is_chunked:
+            row = found.row(coords) if found.is_exact and found.offset is not None else None
+            return RangePart(row.offset, row.nbytes) if row is not None and not row.npadding else None
+        index = self._indexes.peek(array)
+        entry = index.find(found.position(coords)) if index is not None else None
+        return _as_stored(found, coords, entry) if entry is not None else None
 
     async def is_directory(self, key: str) -> bool:
         """Whether *key* is a group, an array, or a part of the grid of one that has chunks."""
@@ -392,12 +413,12 @@ class Hdf5Contents:
             return None
         if array.varies:
             return InlinePart(await self._text(path, array, coords))
+        found = _as_stored(array, coords, entry)
+        if found is not None:
+            return found
         offset, nbytes, mask = entry
-        # At the edge, some writers leave chunks without filters, and no mask says so. Their size does.
-        may_be_raw = array.filters.codecs and nbytes == array.chunk_nbytes and array.is_at_edge(coords)
-        if array.as_stored and not mask and not may_be_raw:
-            return RangePart(offset, nbytes)
-        if may_be_raw and not mask and array.filters.plugin is not None and offset + nbytes <= self._snapshot.size:
+        may_be_raw = _may_be_raw(array, coords, nbytes) and not mask
+        if may_be_raw and array.filters.plugin is not None and offset + nbytes <= self._snapshot.size:
             # h5py would need the plugin to tell.
             head = await self._snapshot.read(offset, min(nbytes, 16), (offset, nbytes))
             if array.filters.has_encoded(bytes(head), nbytes):
@@ -555,6 +576,18 @@ def _described(path: str, described: Json) -> tuple[_Hdf5Node, bytes | None]:
         raise TypeError
     names = tuple(None if name is None else str(name) for name in dimensions)
     return node, node.array.document(attributes, names)
+
+
+def _as_stored(array: Hdf5Array, coords: Coords, entry: tuple[int, int, int]) -> RangePart | None:
+    """Return where a chunk is, by its *entry* in the index; None if it is shown with other bytes than the file has."""
+    offset, nbytes, mask = entry
+    is_shown = array.as_stored and not mask and not _may_be_raw(array, coords, nbytes)
+    return RangePart(offset, nbytes) if is_shown else None
+
+
+def _may_be_raw(array: Hdf5Array, coords: Coords, nbytes: int) -> bool:
+    """Whether a chunk may be one of those at the edge that some writers leave without filters, as its size says."""
+    return bool(array.filters.codecs) and nbytes == array.chunk_nbytes and array.is_at_edge(coords)
 
 
 def _extent(array: Hdf5Array, coords: Coords) -> tuple[int, int]:

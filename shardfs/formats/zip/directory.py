@@ -166,6 +166,10 @@ class Names(Sequence[bytes]):
         """Return the number of the first name that is not before *key*."""
         return bisect_left(self, key, start)
 
+    def occurrences(self, part: bytes, start: int, stop: int) -> int:
+        """Return how often *part* is in the names from *start* to before *stop*, or at least across two of them."""
+        return self._text.count(part, int(self._ends[start]), int(self._ends[stop]))
+
     @property
     def nbytes(self) -> int:
         """How much memory they take."""
@@ -219,6 +223,12 @@ class Members:
         """Whether *key* is a directory."""
         prefix, number = self.begin(key)
         return number < len(self.names) and self.names[number].startswith(prefix)
+
+    def count_below(self, key: str, name: str) -> int:
+        """Return how many members in the directory *key*, and below it, have this *name*, at most."""
+        prefix, first = self.begin(key)
+        stop = self.names.find(prefix + b"\xff") if prefix else len(self.names)  # which no text has
+        return self.names.occurrences(name.encode(), first, stop)
 
     def in_directory(self, key: str) -> Iterator[tuple[str, bool]]:
         """Yield the names in the directory *key*, and whether each is a directory."""

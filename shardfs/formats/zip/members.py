@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import trio
+from isal import isal_zlib
 
 from shardfs.errors import CorruptionError, counted
 from shardfs.formats import (
@@ -46,6 +47,7 @@ _LARGE_NBYTES: Final = 32 * 2**20
 """Of members that are larger, one is inflated at a time: so memory is bounded, however many are asked for."""
 
 _DOCUMENTS: Final = frozenset(DOCUMENTS)
+_MAX_PLAIN: Final = 4096
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class ZipContents:
         self.only_zarr = only_zarr
         self._before = np.zeros(len(members.names), np.uint32)  # of the local headers that were read
         self._one_large = trio.Lock()
+        self._plain: dict[str, bool] = {}  # arrays, and whether all in them is theirs
 
     async def find(self, key: str) -> LatePart | MadePart | BrokenPart | None:
         """Return what the file *key* is; None if there is none."""
@@ -111,6 +114,33 @@ class ZipContents:
                 f"it has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}: store it, and do not deflate it"
             )
         return MadePart(nbytes, partial(self._make, key, number))
+
+    def find_known(
+        self, key: str, array: str, coords: tuple[int, ...], read: Callable[[int, int], Buffer | None]
+    ) -> RangePart | None:
+        """Return where a chunk is that is stored."""
+        members, number = self._members, self._members.number(key)
+        if number is None or members.method[number] != STORED or members.reason(number) is not None:
+            return None
+        if _is_document(key) or not self._is_plain(array):
+            return None
+        if not self._before[number]:
+            (offset, nbytes), head_nbytes = self._extent(number), self._head_nbytes(number)
+            data = read(offset, nbytes if nbytes <= _SMALL_NBYTES else head_nbytes)
+            if data is None:
+                return None
+            self._before[number] = check_local(bytes(data[:head_nbytes]), members, number)
+        return self._behind_header(number)
+
+    def _is_plain(self, array: str) -> bool:
+        """Whether no directory below the array in the directory *array* is a node."""
+        is_plain = self._plain.get(array)
+        if is_plain is None:
+            if len(self._plain) >= _MAX_PLAIN:
+                self._plain.clear()
+            is_plain = self.only_zarr and self._members.count_below(array, DOCUMENTS[0]) <= 1
+            self._plain[array] = is_plain
+        return is_plain
 
     async def list(self, key: str) -> Sequence[ListedName] | None:
         """Return the names in the directory *key*, "" for the top; None if there is no such directory."""
@@ -145,21 +175,30 @@ class ZipContents:
 
     async def _range(self, key: str, number: int) -> RangePart:
         """Return where the bytes of a stored member are; raises `CorruptionError`."""
-        start = await self._start(key, number)
-        return RangePart(start, int(self._members.csize[number]), int(self._members.crc32[number]))
+        await self._start(key, number)
+        return self._behind_header(number)
+
+    def _behind_header(self, number: int) -> RangePart:
+        """Return where the bytes of a stored member are, whose local header was read."""
+        offset = int(self._members.offset[number]) + int(self._before[number])
+        return RangePart(offset, int(self._members.csize[number]), int(self._members.crc32[number]))
 
     async def _start(self, key: str, number: int) -> int:
         """Return where the bytes of a member begin, behind its local header, which is read once and checked."""
         offset, nbytes = self._extent(number)
         if not self._before[number]:
             unit = (offset, nbytes) if nbytes <= _SMALL_NBYTES else None
-            header = await self._snapshot.read(offset, LOCAL_NBYTES + int(self._members.name_nbytes[number]), unit)
+            header = await self._snapshot.read(offset, self._head_nbytes(number), unit)
             try:
                 self._before[number] = check_local(bytes(header), self._members, number)
             except CorruptionError as error:
                 await self._snapshot.distrust(offset, len(header))
                 raise _unreadable(key, str(error)) from None
         return offset + int(self._before[number])
+
+    def _head_nbytes(self, number: int) -> int:
+        """Return the size of the local header of a member up to the end of its name."""
+        return LOCAL_NBYTES + int(self._members.name_nbytes[number])
 
     def _extent(self, number: int) -> tuple[int, int]:
         """Return where the local header of a member begins, and the bytes from there to what comes next."""
@@ -195,7 +234,7 @@ class ZipContents:
         def check() -> None:
             if is_deflated and (len(made) != wanted or not inflater.eof or inflater.unused_data):
                 raise _unreadable(key, f"it does not inflate to {wanted:,} bytes")
-            if zlib.crc32(made) != self._members.crc32[number]:
+            if isal_zlib.crc32(made) != self._members.crc32[number]:
                 raise _unreadable(key, "its checksum (CRC-32) is wrong")
 
         is_deflated = self._members.method[number] == DEFLATED
@@ -205,9 +244,7 @@ class ZipContents:
             # At once, and as no unit: documents that are next to each other are no sign that all is read in order.
             data = memoryview(await self._snapshot.read(offset, rest))
             try:
-                before = check_local(
-                    bytes(data[: LOCAL_NBYTES + int(self._members.name_nbytes[number])]), self._members, number
-                )
+                before = check_local(bytes(data[: self._head_nbytes(number)]), self._members, number)
             except CorruptionError as error:
                 raise _unreadable(key, str(error)) from None
             await _run(wanted, partial(work, data[before : before + nbytes]))

@@ -33,6 +33,7 @@ from shardfs.stores.base import (
     Stat,
     file_format,
 )
+from shardfs.stores.direct import WouldWaitError
 from shardfs.stores.local.syscalls import (
     DIRECTORY,
     ITSELF,
@@ -129,22 +130,23 @@ class LocalSnapshot:
         return buffer
 
     def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
-        """Return what `read` does, in any thread; None if it cannot, or would have to wait unless it *waits*."""
+        """Return what `read` does, in any thread; None if it cannot. It *waits*, or raises `WouldWaitError`."""
         if self._threads.is_remote and not waits:
-            return None
-        buffer = np.empty(nbytes, np.uint8).data
+            raise WouldWaitError
+        fd = self._descriptor.fd
         try:
-            if self._present_version() != self.stat.version:
-                return None
-            done = read_cached(self._descriptor.fd, buffer, offset, self._key)
-            if done < nbytes and waits:
-                done = read_fully(self._descriptor.fd, buffer, offset, done)
-            if done < nbytes:
-                return None
-            self._check(offset + nbytes, is_read=True)
+            data: Buffer = os.pread(fd, nbytes, offset) if waits else b""
+            if len(data) < nbytes:  # more than one call returns, or it must not wait
+                buffer = data = np.empty(nbytes, np.uint8).data
+                done = read_fully(fd, buffer, offset) if waits else read_cached(fd, buffer, offset, self._key)
+                if done < nbytes and not waits:
+                    raise WouldWaitError
+                if done < nbytes:
+                    return None
+            # Whatever has changed by now, since it was opened, may have changed before its bytes were read.
+            return data if self._present_version() == self.stat.version else None
         except (OSError, ShardfsError):  # `read` says why
             return None
-        return buffer
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Do nothing: the kernel reads ahead by itself."""

@@ -28,7 +28,7 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Buffer, Content, Kind, NewAttributes, Stat, join_key
+from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk, Missing
 from shardfs.vfs.chunk_listing import list_chunks
@@ -169,13 +169,6 @@ class ChunkTree:
         handle = await Chunk(self, coords).current()
         return absent(0.0) if self.removed_again.discard(coords) or handle is None else handle
 
-    def read_known(self, position: int, name: str, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
-        """Return bytes of the chunk *name* in the directory at *position*; see `Array.read_known`."""
-        coords = self._coords_of(position, name) if self.owns(name) else ()
-        is_plain = self.codec is None and not self.has_history and self.fs.hierarchy.clock() < self._valid_until
-        is_chunk = is_plain and len(coords) == self._ndim and self._contains(coords)
-        return self.array.read_known(coords, start, stop, waits=waits) if is_chunk else None
-
     async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
         """Return the entry of *name* in the directory at *position*; None is the directory of the array.
 
@@ -288,12 +281,17 @@ class ChunkTree:
             raise StaleError(f"the array {self.path or 'at the root'} is gone")
         return chunks
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the array was looked at not long ago, and need not be again."""
+        return self.fs.hierarchy.clock() < self._valid_until
+
     async def check(self) -> None:
         """Raise `StaleError` if the array no longer has these chunks."""
         path, hierarchy = self.path, self.fs.hierarchy
         chunk_view: ChunkView | None = None
         if self.fs.ranges.at(path) is self.numbers:
-            if hierarchy.clock() < self._valid_until:
+            if self.is_checked:
                 return
             chunk_view = self.fs.view.chunk_view(await hierarchy.node(path))
         if chunk_view is None or not chunk_view.has_chunks_of(self.chunk_view):
