@@ -78,7 +78,7 @@ def run(kind: Kind, path: Path, nchunks: int, placement: Placement, rounds: int)
     count = min(COUNT, nchunks - 1)
     placement.apply()
     rows = []
-    for what, do in (("as stored", "stored"), ("elements", "elements")):
+    for what, do in (("as stored", "stored"), ("elements", "elements"), ("elements, decode=True", "decoded")):
 
         def measure(subject: str, order: random.Random, do: str = do) -> tuple[float, int]:
             _forget(path)

@@ -1,8 +1,8 @@
 """The program that reads chunks of a file with h5py, by zarr-python, or by shardfs's store, a process of its own.
 
 Standard input holds a JSON object: the `file`, with what to read it (`by`), the `rows` of chunks in order, and what to
-read (`do`): their bytes as `stored`, or their `elements`. Standard output gets the seconds for all but the first, and a
-checksum.
+read (`do`): their bytes as `stored`, their `elements`, or these `decoded` by shardfs, if that reads them. Standard
+output gets the seconds for all but the first, and a checksum.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def reader(stack: ExitStack, task: dict[str, Any]) -> Callable[[int], Any]:
 
             return read
         return _elements(zarr.open_array(store, path="x", mode="r"))
-    dataset = stack.enter_context(shardfs.open(task["file"]))
+    dataset = stack.enter_context(shardfs.open(task["file"], decode=task["do"] == "decoded"))
     if task["do"] == "stored":
         files = dataset.filesystem()
         return lambda row: files.cat_file(f"x/c/{row}/0/0")
