@@ -1,8 +1,8 @@
 """Publishing documents: what a program wrote in the view is converted, and stored."""
 
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -11,6 +11,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.consolidated import is_in_any
+from shardfs.dataset.journal.records import Shrink
 from shardfs.dataset.journal.recovery import finish_shrink
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, Plain, RemovedArray, groups_above
@@ -83,6 +84,7 @@ class Documents:
         self._others = others
         self._chunks_per_shard = chunks_per_shard
         self._seen = SeenVersions()
+        self._shrinking: dict[str, trio.Event] = {}  # by path: arrays that are being made smaller; set at the end
 
     def was_read(self, entry: Entry, handle: FileHandle) -> None:
         """Note that a program has opened a file to read it: if it is a document, it may replace this version."""
@@ -317,27 +319,64 @@ class Documents:
             await self._let_others_commit(node.path)
             # Else what is still to be removed would be shown again.
             for shrink in commits.journal.shrinks(node.path):
-                await finish_shrink(self._writer.source, commits, shrink)
-                await commits.journal.release_soon([shrink])
+                await self._finish_shrink(shrink)
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await store()
             if edited.shape != stored.shape:
                 commits.growth.grew(node.path, stored.shape)
             return
-        shrink = await self._writer.shrink(node.path, stored.shape)
+        with self._under_way(node.path):
+            shrink = await self._writer.shrink(node.path, stored.shape)
+            try:
+                await store()
+            except StoreError:  # it may have been stored all the same: the next mount finds out
+                raise
+            except ShardfsError:
+                now = (await self._fs.hierarchy.look_again(node.path)).metadata
+                if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
+                    await commits.journal.release_soon([shrink])
+                raise
+            try:
+                await empty_outside(commits, array, edited.shape)
+            finally:
+                self._fs.hierarchy.retire(array)
+            await commits.journal.release_soon([shrink])
+
+    @contextmanager
+    def _under_way(self, path: str) -> Iterator[None]:
+        """Let others wait for the end of the block, in which the array at *path* is made smaller."""
+        ended = self._shrinking[path] = trio.Event()
         try:
-            await store()
-        except StoreError:  # it may have been stored all the same: the next mount finds out
-            raise
-        except ShardfsError:
-            now = (await self._fs.hierarchy.look_again(node.path)).metadata
-            if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
-                await commits.journal.release_soon([shrink])
-            raise
-        try:
-            await empty_outside(commits, array, edited.shape)
+            yield
         finally:
-            self._fs.hierarchy.retire(array)
+            del self._shrinking[path]
+            ended.set()
+
+    async def finish_shrinks(self, below: str) -> None:
+        """Finish making arrays at and below the path *below* smaller: what is under way, and what was interrupted.
+
+        Another session may ask for it while programs use these arrays, so no lock is needed. Raises the first error
+        that prevents it, after all were tried.
+        """
+        failure: ShardfsError | None = None
+        for shrink in self._writer.commits.journal.shrinks_below(below):
+            while (ended := self._shrinking.get(shrink.path)) is not None:
+                await ended.wait()
+            try:
+                node = await self._fs.hierarchy.look_again(shrink.path)
+                if not isinstance(node.kind, Plain):
+                    await self._finish_shrink(shrink)
+            except (NotFoundError, NotADirectoryHereError):
+                pass  # the array is gone, with all its chunks
+            except ShardfsError as error:
+                failure = failure or type(error)(f"{shrink.path or 'the array'} is still made smaller: {error}")
+        if failure is not None:
+            raise failure
+
+    async def _finish_shrink(self, shrink: Shrink) -> None:
+        """Finish what was interrupted; raises the error that prevents it."""
+        commits = self._writer.commits
+        await finish_shrink(self._writer.source, commits, shrink)
         await commits.journal.release_soon([shrink])
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:

@@ -206,17 +206,20 @@ class WritingSession(Session):
         """Commit what is pending, or only that below a path, as another session has asked; return what prevents it.
 
         Who asks for an array is about to change it. What does not fit it any more prevents nothing: this session tells
-        its own programs of that.
+        its own programs of that. What is still to be removed of an array that was made smaller is removed, too: it
+        would be shown again if the other session makes the array larger.
         """
-        if below is not None:
-            try:
+        errors: list[ShardfsError] = []
+        if below is None:
+            errors += (await self.fs.try_flush_all(for_others=True)).errors
+        try:
+            if below is not None:
                 with suppress(ConflictError):
                     await self.writer.commits.flush(below=below)
-            except ShardfsError as error:
-                return str(error)
-            return None
-        failures = await self.fs.try_flush_all(for_others=True)
-        return "; ".join(map(str, failures.errors)) or None
+            await self.fs.document_writer.finish_shrinks(below or "")
+        except ShardfsError as error:
+            errors.append(error)
+        return "; ".join(map(str, errors)) or None
 
     def pending(self) -> Pending:
         """Return what was published and is not committed."""

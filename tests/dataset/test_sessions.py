@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import PIPE
 from threading import Barrier, Event
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,15 +28,19 @@ import shardfs
 from shardfs.api.dataset import Dataset
 from shardfs.dataset import layout
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal import recovery
 from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance import others
 from shardfs.dataset.maintenance.others import OtherSessions, SessionsBeside
+from shardfs.dataset.state import asking
+from shardfs.dataset.state.asking import Asked
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.holding import hold
 from shardfs.dataset.state.roots import StateRoot
 from shardfs.dataset.state.slots import Slot
 from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError, StoreError
 from shardfs.stores.local.tree import LocalStore
+from shardfs.vfs import documents
 from shardfs.vfs.paths import Paths
 from shardfs.vfs.writable import WritableFilesystem
 from tests.dataset.test_state import SHARED, left_by_another_host, local
@@ -328,6 +332,76 @@ def test_what_a_living_session_cannot_commit_in_one_array_prevents_no_change_of_
     other.close()
     dataset.close()
     assert zarr.open_array(root / "a", mode="r")[0] == 1
+
+
+@pytest.mark.parametrize("how", ["a request for the array", "a request for all"])
+def test_what_a_living_session_could_not_remove_of_a_smaller_array_is_gone_before_another_makes_it_larger(
+    source: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async def fails(*_: object) -> None:
+        raise StoreError("the shard is busy")
+
+    dataset, other = (shardfs.open(source, write=True, metadata_ttl=0.0) for _ in range(2))
+    for number in range(NCHUNKS):
+        write(dataset, number, 7)
+    dataset.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "empty_outside", fails)
+        with pytest.raises(StoreError, match="busy"):
+            zarr.open_array(dataset.store(), mode="r+").resize((32,))
+    assert zarr.open_array(source, mode="r").shape == (32,)
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "empty_outside", fails)
+        with pytest.raises(StoreError, match="still made smaller: the shard is busy"):
+            zarr.open_array(other.store(), mode="r+").resize((64,))
+    assert zarr.open_array(source, mode="r").shape == (32,)
+    if how == "a request for all":
+        monkeypatch.setattr(asking, "_TEXT_NBYTES", 0)
+    zarr.open_array(other.store(), mode="r+").resize((64,))
+    assert stored(source) == [7] * 8 + [0] * 8
+    other.close()
+    dataset.close()
+
+
+def test_an_array_grows_only_after_another_session_has_made_it_smaller(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, taken, events = Event(), Event(), list[str]()
+    empty_outside, take, answer = documents.empty_outside, Asked.take, Asked.answer
+
+    async def empty_once_asked(*arguments: Any) -> None:
+        begun.set()
+        assert await trio.to_thread.run_sync(taken.wait, PATIENCE)
+        await trio.testing.wait_all_tasks_blocked(0.1)  # whoever answers has done so, or waits
+        await empty_outside(*arguments)
+        events.append("removed")
+
+    def note_taken(asked: Asked) -> Mapping[str, str | None]:
+        requests = take(asked)
+        if requests:
+            taken.set()
+        return requests
+
+    def note_answer(asked: Asked, tokens: Sequence[str], reason: str | None) -> None:
+        events.append("answered")
+        answer(asked, tokens, reason)
+
+    dataset, other = (shardfs.open(source, write=True, metadata_ttl=0.0) for _ in range(2))
+    for number in range(NCHUNKS):
+        write(dataset, number, 7)
+    dataset.flush()
+    with monkeypatch.context() as patched, ThreadPoolExecutor() as pool:
+        patched.setattr(documents, "empty_outside", empty_once_asked)
+        patched.setattr(Asked, "take", note_taken)
+        patched.setattr(Asked, "answer", note_answer)
+        smaller = pool.submit(lambda: zarr.open_array(dataset.store(), mode="r+").resize((32,)))
+        assert begun.wait(PATIENCE)
+        zarr.open_array(other.store(), mode="r+").resize((64,))
+        smaller.result(PATIENCE)
+    assert events == ["removed", "answered"]
+    assert stored(source) == [7] * 8 + [0] * 8
+    other.close()
+    dataset.close()
 
 
 def test_an_array_is_made_again_beside_a_session_that_writes_chunks_of_it(

@@ -45,6 +45,7 @@ from shardfs.dataset.journal.records import (
     pack_record,
     salt_of,
 )
+from shardfs.dataset.path_table import is_below
 from shardfs.errors import FileLimitError, NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Buffer, Content, Descriptor
@@ -306,7 +307,12 @@ class Journal:
 
     def shrinks(self, path: str) -> Sequence[Shrink]:
         """Return the live records of the array at *path* being made smaller: it was interrupted."""
-        return [record for _, record in self._live.values() if isinstance(record, Shrink) and record.path == path]
+        return [shrink for shrink in self.shrinks_below(path) if shrink.path == path]
+
+    def shrinks_below(self, path: str) -> Sequence[Shrink]:
+        """Return the live records of arrays at and below *path* being made smaller, or having been interrupted."""
+        shrinks = [record for _, record in self._live.values() if isinstance(record, Shrink)]
+        return [shrink for shrink in shrinks if is_below(shrink.path, path)]
 
     async def empty_soon(self) -> None:
         """Remove all segments if nothing is live in them; the caller does not hold `appending`.
