@@ -238,8 +238,11 @@ class Array:
         return KnownFile(source, shard.snapshot.stat.version, shard.offset + extent[0], extent[1])
 
     def note_read(self, coords: Coords) -> None:
-        """Note, in any thread, that the inner chunk at *coords* is read now; those that come next may be fetched."""
-        if self._shards.ahead is not None and coords and not self.grid.is_scattered:
+        """Note, in any thread, that the inner chunk at *coords* is read now; those that come next may be fetched.
+
+        Not those in shards that are encoded as a whole: opening one may bring and decode all of it.
+        """
+        if self._shards.ahead is not None and coords and not (self.grid.is_scattered or self.grid.is_encoded):
             self._shards.ahead.note(self, self.grid.grid_shape, coords)
 
     async def fetch(self, chunks: Collection[Coords], max_nbytes: int) -> Sequence[int]:

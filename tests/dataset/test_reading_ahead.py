@@ -173,3 +173,18 @@ async def test_large_chunks_are_not_fetched_ahead_beyond_a_limit_though_their_si
     stored = bucket(tmp_path / "a", (16,), (16,), (4 * MIB,))
     found = await read(stored, stored.every[:5], nthreads=1)
     assert found.nbytes <= (20 + 8 + 8) * MIB  # those that were read, what the shard is read ahead by, and the limit
+
+
+@pytest.mark.slow
+@on_mock_clock
+async def test_shards_that_are_encoded_as_a_whole_are_not_read_ahead(tmp_path: Path) -> None:
+    shape = (64,)
+    document = array(shape, (4,), sharding((1,), extension("bytes")), extension("gzip", level=1), data_type="uint8")
+    store(tmp_path / "a", document, values=np.arange(64, dtype=np.uint8))
+    fake = FakeS3(latency=LATENCY)
+    for file in (tmp_path / "a").rglob("*"):
+        if file.is_file():
+            fake.store(str(file.relative_to(tmp_path / "a")), file.read_bytes())
+    stored = Bucket(fake, shape, {f"c/{number}": bytes([number]) for number in range(64)})
+    found = await read(stored, stored.every[:16], nthreads=1)
+    assert {request.key for request in found.requests} <= {f"c/{number}" for number in range(4)}
