@@ -19,7 +19,7 @@ from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.slots import Slot, is_locked
 from shardfs.errors import StoreError, printable
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.syscalls import DIRECTORY, READ
+from shardfs.stores.local.syscalls import DIRECTORY, NO_SPACE, READ
 
 _TOKEN: Final = re.compile(r"[0-9a-f]{16}")
 _NEW, _SEEN, _FAILED = ".new", ".seen", ".failed"
@@ -62,13 +62,11 @@ class Asked:
     def answer(self, tokens: Sequence[str], reason: str | None) -> None:
         """Answer requests: what was pending is committed, unless there is a *reason* why not."""
         for token in tokens:
-            path = os.path.join(self._state.asked, token)
             with suppress(OSError):
+                directory = Descriptor(os.open(self._state.asked, DIRECTORY))
                 if reason is not None:
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-                    file = Descriptor(os.open(path + _FAILED, flags, 0o644))
-                    os.write(file.fd, reason.encode(errors="replace")[:_TEXT_NBYTES])
-                os.unlink(path + _SEEN)
+                    _put(directory.fd, token, token + _FAILED, reason.encode(errors="replace")[:_TEXT_NBYTES])
+                os.unlink(token + _SEEN, dir_fd=directory.fd)
 
 
 class Question:
@@ -88,11 +86,8 @@ class Question:
     def ask(self) -> None:
         """Make the request; raises `OSError` if that is not possible."""
         self._directory = Descriptor(os.open(self._state.asked, DIRECTORY))
-        flags, at = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, self._directory.fd
-        file = Descriptor(os.open(self._token + _NEW, flags, 0o644, dir_fd=at))
-        if len(self._text) <= _TEXT_NBYTES:  # else it is for all
-            os.write(file.fd, self._text)
-        os.rename(self._token + _NEW, self._token, src_dir_fd=at, dst_dir_fd=at)  # it is seen whole
+        text = self._text if len(self._text) <= _TEXT_NBYTES else b""  # which is for all
+        _put(self._directory.fd, self._token, self._token, text)
 
     def look(self) -> Answer:
         """Return what is known by now; raises `StoreError` if the session could not commit, with its reason."""
@@ -104,7 +99,8 @@ class Question:
         if self._token + _FAILED in names:
             with open(os.open(self._token + _FAILED, READ, dir_fd=directory.fd), "rb") as file:
                 if os.fstat(file.fileno()).st_uid == self._owner:
-                    raise StoreError(printable(file.read(_TEXT_NBYTES).decode(errors="replace")))
+                    reason = printable(file.read(_TEXT_NBYTES).decode(errors="replace"))
+                    raise StoreError(reason or "it has no space on its disk to say why it does not commit")
         if self._token + _SEEN in names:
             answer = Answer.SEEN
         elif self._token in names:
@@ -119,6 +115,21 @@ class Question:
             for name in (self._token + end for end in ("", _NEW, _SEEN, _FAILED)):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=self._directory.fd)
+
+
+def _put(directory: int, token: str, name: str, text: bytes) -> None:
+    """Give a new file with *text* the *name* when it is whole, for all hosts; it is empty if the disk is full."""
+    new, flags = token + _NEW, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with open(os.open(new, flags, 0o644, dir_fd=directory), "wb") as file:
+            file.write(text)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=directory)
+        os.close(os.open(new, flags, 0o644, dir_fd=directory))
+    os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def _path_in(request: str) -> str | None:
