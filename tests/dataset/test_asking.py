@@ -5,16 +5,28 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 
-from shardfs.dataset.state.asking import Asked, Question
+from shardfs.dataset.commit import GroupCommit
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal import reading
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.records import Shrink
+from shardfs.dataset.journal.recovery import open_journal
+from shardfs.dataset.maintenance import others
+from shardfs.dataset.maintenance.others import OtherSessions
+from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import SEGMENT, StateDirectory
 from shardfs.dataset.state.holding import hold
 from shardfs.dataset.state.slots import Life, Slot
 from shardfs.errors import StoreError
 from tests.dataset.test_state import local
+from tests.support.mounting import PATIENCE
+from tests.support.opened import in_trio
 
 
 @pytest.fixture
@@ -25,8 +37,12 @@ def state(tmp_path: Path) -> Iterator[StateDirectory]:
         yield state
 
 
+def slot_of(state: StateDirectory) -> Slot:
+    return Slot(None, state, Life.LIVE, None, os.getuid(), is_ours=True, counts=True)
+
+
 def question(state: StateDirectory, below: str) -> Question:
-    return Question(Slot(None, state, Life.LIVE, None, os.getuid(), is_ours=True, counts=True), below)
+    return Question(slot_of(state), below)
 
 
 @contextmanager
@@ -84,3 +100,66 @@ def test_requests_and_answers_are_written_and_closed_before_they_get_their_names
     assert "" not in texts
     with pytest.raises(StoreError, match="a shard is locked"):
         asker.look()
+
+
+@in_trio
+async def test_requests_for_different_arrays_are_answered_at_the_same_time(state: StateDirectory) -> None:
+    askers, begun, both = [question(state, name) for name in ("a", "b")], list[str | None](), trio.Event()
+
+    async def commit(below: str | None) -> None:
+        begun.append(below)
+        if len(begun) == 2:
+            both.set()
+        await both.wait()
+
+    async def anything() -> None:
+        await trio.lowlevel.checkpoint()
+
+    pending, journal = SimpleNamespace(until_any=anything), SimpleNamespace(is_shared=False)
+    commits = cast(GroupCommit, SimpleNamespace(pending=pending, journal=journal))
+    for asker in askers:
+        asker.ask()
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(OtherSessions(cast(Source, None), state).answer, commits, commit)
+            for asker in askers:
+                assert await OtherSessions(cast(Source, None), state)._wait(asker) is Answer.DONE
+            nursery.cancel_scope.cancel()
+    assert {*begun} == {"a", "b"}
+
+
+def slot_with_a_record_of(state: StateDirectory, path: str) -> tuple[Slot, Journal]:
+    Path(state.journal, "1" + SEGMENT).unlink()
+    _, journal = open_journal(state.journal)
+    journal.append(Shrink(0, path, (4,)))
+    journal.sync()
+    return slot_of(state), journal
+
+
+def test_an_error_concerns_the_arrays_that_have_something_pending(state: StateDirectory) -> None:
+    slot, _ = slot_with_a_record_of(state, "group/a")
+    assert all(others._concerns(slot, below) for below in (None, "", "group", "group/a"))
+    assert not others._concerns(slot, "group/b")
+
+
+def test_an_error_may_concern_an_array_whose_record_is_carried_forward_while_it_is_looked_for(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, journal = slot_with_a_record_of(state, "a")
+    read = reading._read_segment
+
+    def carry_first(*arguments: Any) -> None:
+        journal.carry_forward()
+        read(*arguments)
+
+    monkeypatch.setattr(reading, "_read_segment", carry_first)
+    assert others._concerns(slot, "a")
+
+
+def test_an_error_may_concern_any_array_if_the_journal_is_damaged(state: StateDirectory) -> None:
+    slot, journal = slot_with_a_record_of(state, "a")
+    (segment,) = Path(state.journal).iterdir()
+    segment.rename(state.root + "/away")
+    segment.mkdir()
+    assert others._concerns(slot, "b")
+    del journal

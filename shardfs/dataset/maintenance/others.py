@@ -7,8 +7,9 @@ own, as `shardfs recover` does; this session sees the result as that of another 
 import errno
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Final
 
 import trio
@@ -247,17 +248,22 @@ class OtherSessions(SessionsBeside):
     async def answer(self, commits: GroupCommit, commit: Callable[[str | None], Awaitable[str | None]]) -> None:
         """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it.
 
-        It gets the path that is asked for, or None for all. *commits* has what is pending here.
+        It gets the path that is asked for, or None for all; no path waits for another. *commits* has what is pending
+        here.
         """
-        while True:
-            with trio.move_on_after(_IDLE_SECONDS):
-                await commits.pending.until_any()
-            await trio.sleep(_SHARED_SECONDS if commits.journal.is_shared else _BUSY_SECONDS)
-            asked = await trio.to_thread.run_sync(self._asked.take)
-            for below in {*asked.values()}:
-                reason = await commit(below)
-                tokens = [token for token, path in asked.items() if path == below]
-                await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
+
+        async def answer(below: str | None, tokens: Sequence[str]) -> None:
+            reason = await commit(below)
+            await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
+
+        async with open_nursery() as nursery:
+            while True:
+                with trio.move_on_after(_IDLE_SECONDS):
+                    await commits.pending.until_any()
+                await trio.sleep(_SHARED_SECONDS if commits.journal.is_shared else _BUSY_SECONDS)
+                asked = await trio.to_thread.run_sync(self._asked.take)
+                for below in {*asked.values()}:
+                    nursery.start_soon(answer, below, [token for token, path in asked.items() if path == below])
 
     async def _take_over(self, slot: Slot) -> bool:
         async with self._taking:  # one at a time: each may take as much memory as a session
@@ -339,10 +345,21 @@ def _concerns(slot: Slot, below: str | None) -> bool:
     """Whether what is pending in a slot is, or may be, of an array at or below a path, if that is given; blocks."""
     if below is None or not slot.is_ours:  # of which only its user can read the journal
         return True
+    journal = slot.state.journal
     try:
-        return any(is_below(record.path, below) for record in read_left(slot.state.journal).records)
-    except ShardfsError:
+        names = _names_in(journal)
+        contents = read_left(journal)
+        # Else a record may just have been carried to another file of a living session, which was not read.
+        is_whole = not contents.damage and names == _names_in(journal)
+    except (OSError, ShardfsError):
         return True
+    return not is_whole or any(is_below(record.path, below) for record in contents.records)
+
+
+def _names_in(directory: str) -> set[str]:
+    with suppress(FileNotFoundError):
+        return {*os.listdir(directory)}
+    return set()
 
 
 def _is_in_doubt(slot: Slot) -> bool:
