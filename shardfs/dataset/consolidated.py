@@ -156,6 +156,12 @@ class ConsolidatedMetadata:
 
         return (await self._groups.get(node.path, load, is_current)).node
 
+    def shown_version(self, group: str, relative: str) -> object:
+        """Return which version of a document the group at *group* shows as its copy *relative*; None if unknown."""
+        known = self._groups.peek(group)
+        text = known.texts.get(relative) if known is not None else None
+        return text.version if text is not None else None
+
     async def _consolidate(self, node: Node, kind: Group, texts: Mapping[str, _Text]) -> Node:
         """Return a group with copies that say what *texts* do."""
         announced = {known for known in texts if join_key(node.path, known) in self._announced}

@@ -41,7 +41,7 @@ from shardfs.vfs.entries.document import NO_ATTRIBUTES
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.seen import SeenVersions
+from shardfs.vfs.seen import SeenArrays, SeenVersions
 from shardfs.vfs.texts import DocumentText
 from shardfs.vfs.views import Edit, EditableView
 
@@ -85,29 +85,40 @@ class Documents:
         self._chunks_per_shard = chunks_per_shard
         self._seen = SeenVersions()
         self._shrinking: dict[str, trio.Event] = {}  # by path: arrays that are being made smaller; set at the end
+        self._arrays = SeenArrays()
 
     def was_read(self, entry: Entry, handle: FileHandle) -> None:
         """Note that a program has opened a file to read it: if it is a document, it may replace this version."""
         key = entry.stored_key() if isinstance(entry, PublishedEntry) and entry.is_document else None
         if key is not None:
             self._seen.read(key, handle.attributes.status)
-            self._note_meaning(entry.node_path)
+            self._note_array(entry.node_path, handle.attributes.status.version)
+            hierarchy = self._fs.hierarchy
+            node = hierarchy.last_seen(entry.node_path)
+            for relative in node.copies if node is not None else ():
+                path = join_key(entry.node_path, relative.strip("/"))
+                if path in self._arrays:
+                    self._note_array(path, hierarchy.copies.shown_version(entry.node_path, relative))
 
-    def _note_meaning(self, path: str) -> None:
-        """Note which array at *path* is described by the document that was just read or stored."""
+    def _note_array(self, path: str, version: object) -> None:
+        """Note that programs know the array at *path* as this *version* of its document describes it."""
         node = self._fs.hierarchy.last_seen(path)
-        if node is not None and node.any_array is not None and node.document_stat is not None:
-            self._seen.meant(join_key(path, DOCUMENT), node.document_stat, node.any_array.fingerprint)
+        array, now = (node.any_array, node.document_stat) if node is not None else (None, None)
+        if array is not None and now is not None and now.version == version:
+            self._arrays.described(path, array.fingerprint)
+        else:
+            self._arrays.forget(path)
 
     def require_known(self, array: Array) -> None:
         """Raise `StaleError` if *array* replaced another one with other chunks, and no program here has read so.
 
-        A program that wrote chunks of the old one goes on otherwise, and what it writes cannot be decoded as the new.
+        A program that knows the old one would go on otherwise. What it writes cannot be decoded as the new one, and
+        what it removes is another part of it. Who is not known to have read anything, knows it from now on.
         """
-        path, last_seen = array.layout.path, self._fs.hierarchy.last_seen
-        groups = ((group, last_seen(group)) for group, _ in groups_above(path))
-        describing = (join_key(group, DOCUMENT) for group, node in groups if node is not None and node.copies)
-        if not self._seen.may_mean(join_key(path, DOCUMENT), array.fingerprint, describing):
+        path = array.layout.path
+        if path not in self._arrays:
+            self._arrays.described(path, array.fingerprint)
+        elif not self._arrays.is_known(path, array.fingerprint):
             raise StaleError(
                 f"{path or 'the array'} was replaced by an array with another data type, codecs or chunks: read its "
                 f"{DOCUMENT} again, and write chunks for that"
@@ -206,6 +217,7 @@ class Documents:
                     with suppress(NotFoundError, IsADirectoryHereError):
                         await store.unlink(key)
             self._seen.removed(join_key(node.path, DOCUMENT), node.document_stat or ABSENT)
+            self._arrays.forget(node.path)
             if not fs.hierarchy.keep_removed(node):
                 await store.unlink(join_key(node.path, DOCUMENT))
                 fs.hierarchy.forget(node.path)
@@ -410,6 +422,9 @@ class Documents:
             raise
         await self._begin(node.path, self._orphans.directory_of(node.path))
         await self._orphans.absorb(node.path)
+        if self._others.nlive:  # what they write from now on is newer, and of one chunk the last commit counts
+            with suppress(ShardfsError):
+                await self._writer.commits.flush(below=node.path)
         await self._refresh_copies(node.path)
 
     async def _refresh_copies(self, path: str) -> None:
@@ -452,6 +467,7 @@ class Documents:
                 with suppress(NotFoundError):  # another host was faster
                     texts[name] = DocumentText(text, (await self._fs.writable.store.stat(path)).mtime_ns)
                     await self._fs.writable.store.unlink(path)
+        self._note_array(node.path, stored.version)
         texts[entry.name] = DocumentText(publication.written, publication.mtime_ns or stored.mtime_ns)
         await self._keep_texts(node.path, texts)
 
@@ -465,7 +481,6 @@ class Documents:
                 await self._fs.refresh(path)
             raise
         await self._fs.refresh(path)
-        self._note_meaning(path)
 
     async def _replace(self, node: Node, key: str, content: bytes, publication: _Publication) -> Stat:
         """Store *content* under *key* in the directory of *node*, over a version that programs can know.
@@ -517,6 +532,7 @@ class Documents:
         entry, written, mtime_ns = publication.entry, publication.written, publication.mtime_ns
         async with self._changing(node.path):
             stored = await self._replace(node, entry.path, written, publication)
+        self._note_array(node.path, stored.version)
         await self._keep_texts(node.path, {entry.name: DocumentText(written, mtime_ns or stored.mtime_ns)})
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:

@@ -265,24 +265,30 @@ class Paths:
     async def remove_below(self, path: str) -> None:
         """Remove a directory with all that is below it, of the root only what is below it.
 
-        What others put there meanwhile is removed, too. Raises `NotEmptyError` if they go on with it.
+        Chunks that others put there meanwhile are removed, too. Raises `NotEmptyError` if they go on with it, or have
+        made a node where this removed one.
         """
+        documents: set[str] = set()
         for pause in _PAUSES:
             with suppress(NotEmptyError):
-                await self._remove_below(path)
+                await self._remove_below(path, documents)
                 return
             await trio.sleep(pause)
-        await self._remove_below(path)
+        await self._remove_below(path, documents)
 
-    async def _remove_below(self, path: str) -> None:
+    async def _remove_below(self, path: str, documents: set[str]) -> None:
+        """Try that once; *documents* are those that were removed before, and get those that are removed now."""
         fs = self._writable().fs
         for listed in await self.names(path):
             below = join_key(path, listed.name)
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):  # others were faster
                 if listed.kind is Kind.DIRECTORY:
-                    await self._remove_below(below)
+                    await self._remove_below(below, documents)
+                elif below in documents:
+                    raise NotEmptyError(f"{below} was made again by another program")
                 else:
                     await self.remove(below)
+                    documents |= {below} if fs.is_document(below) else set()
         if path:
             directory, _, name = path.rpartition("/")
             with trio.CancelScope(shield=True):

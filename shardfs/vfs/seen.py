@@ -1,7 +1,6 @@
-"""Which versions of documents the programs of a session know, as others may store them, too: `SeenVersions`."""
+"""What the programs of a session know of documents, which others may store, too: `SeenVersions` and `SeenArrays`."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -16,15 +15,12 @@ class _Seen:
     """What programs know of one stored document: what they *read* last, and what this mount has *stored*, or ANY.
 
     They are kept apart, because a program may get a version to read that the mount has replaced meanwhile. One that
-    *is_removed* may be stored still, and hidden, or not. *meaning* is the fingerprint of the array in the last version
-    that they know, *since* when they read that; None if it is not known.
+    *is_removed* may be stored still, and hidden, or not.
     """
 
     read: Expected = ANY
     stored: Expected = ANY
     is_removed: bool = False
-    meaning: bytes | None = None
-    since: int = 0
 
     def has(self, version: Expected) -> bool:
         """Whether *version* is one of these."""
@@ -44,36 +40,16 @@ class SeenVersions:
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
-        self._nreads = 0
 
     def read(self, key: str, version: Expected) -> None:
         """Note that a program read *version*, or that it learned that there is none."""
-        self._nreads += 1
-        seen = self._of(key)
-        seen.read, seen.meaning, seen.since = version, None, self._nreads
-
-    def meant(self, key: str, version: Expected, meaning: bytes) -> None:
-        """Note that *version* describes an array whose fingerprint is *meaning*."""
-        seen = self._seen.get(key)
-        if seen is not None and seen.has(version):
-            seen.meaning = meaning
-
-    def may_mean(self, key: str, meaning: bytes, describing: Iterable[str]) -> bool:
-        """Whether programs may know that the array described by *key* has the fingerprint *meaning*.
-
-        They may if they know no other one, or have read one of the documents *describing* it, too, since then.
-        """
-        seen = self._seen.get(key)
-        if seen is None or seen.meaning is None or seen.meaning == meaning:
-            return True
-        others = (self._seen.get(other) for other in describing)
-        return any(other is not None and other.since > seen.since for other in others)
+        self._of(key).read = version
 
     def stored(self, key: str, old: Expected, new: Expected) -> None:
         """Note that this mount has replaced *old* by *new*; whoever does not know *old* does not know *new* either."""
         seen = self._of(key)
         if old is ANY or seen.has(old) or seen == _Seen():
-            seen.stored, seen.is_removed, seen.meaning = new, False, None
+            seen.stored, seen.is_removed = new, False
 
     def touched(self, key: str, old: Stat, new: Stat) -> None:
         """Note that a program has set the time of the document, which had the status *old*."""
@@ -86,7 +62,7 @@ class SeenVersions:
     def removed(self, key: str, old: Expected) -> None:
         """Note that a program has removed the document, whose version was *old*."""
         seen = self._of(key)
-        seen.stored, seen.is_removed, seen.meaning = old, True, None
+        seen.stored, seen.is_removed = old, True
 
     def expected(self, key: str, now: Stat | None) -> Expected:
         """Return what a program replaces, where *now* is stored: that, if it can know it, else what it has read."""
@@ -102,6 +78,35 @@ class SeenVersions:
         if len(self._seen) > _MAX_KEYS:
             self._seen.popitem(last=False)
         return seen
+
+
+class SeenArrays:
+    """Which arrays programs know, by path: the fingerprint in the last document that they read or stored.
+
+    At most `_MAX_KEYS` are known.
+    """
+
+    def __init__(self) -> None:
+        self._fingerprints: OrderedDict[str, bytes] = OrderedDict()
+
+    def described(self, path: str, fingerprint: bytes) -> None:
+        """Note that programs know the array at *path* as one with this *fingerprint*."""
+        self._fingerprints[path] = fingerprint
+        self._fingerprints.move_to_end(path)
+        if len(self._fingerprints) > _MAX_KEYS:
+            self._fingerprints.popitem(last=False)
+
+    def forget(self, path: str) -> None:
+        """Note that it is not known what programs know of *path*."""
+        self._fingerprints.pop(path, None)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._fingerprints
+
+    def is_known(self, path: str, fingerprint: bytes) -> bool:
+        """Whether programs know the array at *path*, of which they know something, as one with this *fingerprint*."""
+        self._fingerprints.move_to_end(path)
+        return self._fingerprints[path] == fingerprint
 
 
 def _is_same(one: Expected, other: Expected) -> bool:

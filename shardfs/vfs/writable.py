@@ -227,16 +227,23 @@ class WritableFilesystem(Filesystem):
         self.writer.check()
         async with self._hold(parent):
             child = await self._child(parent, name)
-            if isinstance(child, Passthrough) and not child.is_scratch and self.store.root is not None:
-                array = await self.orphans.new_array(child.path)
-                if array is not None:  # the name, looked up again, is that of a chunk
-                    raise StaleError(f"{child.path} is a chunk of an array that another session has just made")
+            await self._require_no_new_array(child)
             handle = await child.create(mode, flags, owner)
             self.retain(handle.ino)
             attributes = handle.attributes
             if not handle.is_direct:  # another process may have written to it before the kernel sees this size
                 attributes = attributes._replace(ttl=0.0)
             return self.add_file(handle), attributes, handle.is_direct
+
+    async def _require_no_new_array(self, entry: Entry) -> None:
+        """Raise `StaleError` before a file is put where another session has made an array: it may replace a shard.
+
+        The name, looked up again, is that of a chunk.
+        """
+        if isinstance(entry, Passthrough) and not entry.is_scratch and self.store.root is not None:
+            array = await self.orphans.new_array(entry.path)
+            if array is not None:
+                raise StaleError(f"{entry.path} is a chunk of an array that another session has just made")
 
     async def written_in_place(self, parent: int, name: bytes) -> Attributes | None:
         """Return the attributes of *name* if it is a stored file of which others see each write; None if not."""
@@ -251,7 +258,9 @@ class WritableFilesystem(Filesystem):
         """Open a file to write; returns the number of its handle, and whether it bypasses the page cache."""
         self.writer.check()
         async with self._hold(ino):
-            handle = await (await self.entry(ino)).open_to_write(flags)
+            entry = await self.entry(ino)
+            await self._require_no_new_array(entry)
+            handle = await entry.open_to_write(flags)
             return self.add_file(handle), handle.is_direct
 
     async def truncate(self, ino: int, number: int | None, nbytes: int) -> Attributes:
@@ -359,6 +368,7 @@ class WritableFilesystem(Filesystem):
             if old.path != new.path:
                 if isinstance(new, ChunkDirectory):
                     raise CrossDeviceError("directories of chunks cannot be replaced")
+                await self._require_no_new_array(new)
                 await old.move_to(new, exclusive=exclusive)
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
@@ -377,7 +387,9 @@ class WritableFilesystem(Filesystem):
         """Give a file a second name; for a chunk or a document, that is a copy."""
         self.writer.check()
         async with self._locks.hold(partial(self._nodes_of, new_parent, new_name)):
-            await (await self.entry(ino)).link_to(await self._child(new_parent, new_name))
+            child = await self._child(new_parent, new_name)
+            await self._require_no_new_array(child)
+            await (await self.entry(ino)).link_to(child)
             attributes = await super().lookup(new_parent, new_name)
             if attributes.ino != ABSENT:
                 return attributes

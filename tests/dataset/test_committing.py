@@ -825,7 +825,7 @@ async def test_what_a_dead_session_could_not_finish_is_tried_once_by_who_flushes
 
 @pytest.mark.parametrize("left", ["a torn append", "a change of shape"])
 @in_leaps
-async def test_what_a_dead_session_could_not_finish_in_one_array_prevents_no_change_of_another(
+async def test_what_a_dead_session_left_in_one_array_prevents_no_change_of_another(
     arrays: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     busy: AbstractContextManager[object] = nullcontext()

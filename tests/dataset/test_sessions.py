@@ -335,7 +335,7 @@ def test_what_a_living_session_cannot_commit_in_one_array_prevents_no_change_of_
 
 
 @pytest.mark.parametrize("how", ["a request for the array", "a request for all"])
-def test_what_a_living_session_could_not_remove_of_a_smaller_array_is_gone_before_another_makes_it_larger(
+def test_what_another_session_could_not_remove_is_gone_before_an_array_grows(
     source: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     async def fails(*_: object) -> None:

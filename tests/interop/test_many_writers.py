@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import pytest
 import xarray
 import zarr
 from distributed import Client, LocalCluster
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 import shardfs
 from shardfs import errors
@@ -229,8 +231,14 @@ def test_the_second_of_two_edits_of_attributes_by_stores_is_stale(place: Place) 
     assert dict(zarr.open_array(place.stored() / "image").attrs) == {"by": "first"}
 
 
+@contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(errors.StaleError, match=r"image was replaced by an array .* read its zarr.json again"):
+        yield
+
+
 def test_chunks_of_an_array_that_another_replaced_are_refused_until_it_is_read(place: Place) -> None:
-    kept, written = np.ones((8, 8), "f8"), np.full((8, 8), 2, "f8")
+    kept = np.ones((8, 8), "f8")
     with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=0) as second:
         group = zarr.create_group(first.store())
         group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="i4")[...] = 3
@@ -238,18 +246,78 @@ def test_chunks_of_an_array_that_another_replaced_are_refused_until_it_is_read(p
         old[:4, :4] = 4
         second.flush()
         group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="f8", overwrite=True)[...] = kept
-        with pytest.raises(errors.StaleError, match=r"image was replaced by an array .* read its zarr.json again"):
+        with refused():
             old[:4, :4] = 5
         first.flush()
-        assert_same(zarr.open_array(second.store("image"))[...], kept)
-        zarr.open_array(second.store("image"), mode="r+")[:4] = written[:4]
+        with refused():
+            old[:4, :4] = 0  # which removes the chunk
+        zarr.open_group(second.store())  # it says nothing of the array
+        with refused():
+            old[:4, :4] = 5
+        image = zarr.open_array(second.store("image"), mode="r+")
+        assert_same(image[...], kept)
+        image[:4] = 2
+    kept[:4] = 2
+    place.has("image", kept)
+
+
+def test_an_array_is_known_by_consolidated_metadata_too(place: Place) -> None:
+    with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=0) as second:
+        group = zarr.create_group(first.store())
+
+        def make(dtype: str) -> None:
+            group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype=dtype, overwrite=True)
+            zarr.consolidate_metadata(first.store(), zarr_format=3)
+
+        def read() -> Any:
+            return zarr.open_group(second.store(), mode="r+", use_consolidated=True)["image"]
+
+        make("i4")
+        old = read()
+        old[...] = 4
         second.flush()
-        zarr.consolidate_metadata(first.store(), zarr_format=3)
-        group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="i2", overwrite=True)
-        zarr.consolidate_metadata(first.store(), zarr_format=3)
-        zarr.open_group(second.store(), mode="r+", use_consolidated=True)["image"][...] = 6
-    assert (zarr.open_array(place.stored() / "image")[...] == 6).all()
-    place.has("image", np.full((8, 8), 6, "i2"))
+        make("i2")
+        with refused():
+            old[...] = 5
+        read()
+        make("f8")
+        new = read()  # without having tried to write before
+        new[...] = 6
+    place.has("image", np.full((8, 8), 6, "f8"))
+
+
+@only_directory
+def test_who_does_not_see_yet_that_an_array_was_made_replaces_none_of_its_shards(place: Place) -> None:
+    chunk = default_buffer_prototype().buffer.from_bytes(np.full((4, 4), 7, "i4").tobytes())
+    with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=600) as second:
+        group = zarr.create_group(first.store())
+        for key in ("c/1/0", "c/1/1"):
+            sync(second.store("image").set(key, chunk))  # a file, as there is no array
+        image = group.create_array("image", shape=(16, 16), chunks=(4, 4), dtype="i4", compressors=None)
+        image[...] = 6
+        first.flush()
+        for key in ("c/1/0", "c/1/1"):  # which are names of shards, too
+            with suppress(errors.StaleError):  # or it is a chunk
+                sync(second.store("image").set(key, chunk))
+    written = zarr.open_array(place.stored() / "image")[...]
+    assert set(written[4:8, :8].flat) <= {6, 7}
+    written[4:8, :8] = 6
+    assert (written == 6).all()
+
+
+@only_directory
+def test_a_chunk_that_came_before_its_array_replaces_none_that_another_session_wrote_later(place: Place) -> None:
+    with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=0) as second:
+        group = zarr.create_group(first.store())
+        group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="i4")[...] = 3
+        first.flush()
+        old = zarr.open_array(second.store("image"), mode="r+")
+        sync(first.store().delete_dir("image"))
+        old[:4, :4] = 4  # a file, as there is no array
+        group.create_array("image", shape=(8, 8), chunks=(4, 4), dtype="i4")
+        old[:4, :4] = 5
+        second.flush()
+    assert (zarr.open_array(place.stored() / "image")[:4, :4] == 5).all()
 
 
 def test_another_shape_and_other_attributes_of_an_array_do_not_keep_others_from_writing_chunks(place: Place) -> None:

@@ -162,7 +162,7 @@ def test_a_third_user_recovers_what_is_his_and_names_what_is_not(shared: Shared)
 
 
 @pytest.mark.parametrize("number", [0, 9], ids=["a shard", "a shard that is not there yet"])
-def test_who_may_write_shards_but_make_no_files_beside_them_is_refused_before_anything_is_published(
+def test_who_may_write_shards_but_make_no_files_beside_them_is_refused_before_publishing(
     shared: Shared, number: int
 ) -> None:
     """Nothing would tell others that a commit had begun: what they store then would be taken for a part of it."""

@@ -4,7 +4,7 @@ import pytest
 
 from shardfs.stores.base import ABSENT, Expected, Kind, Stat
 from shardfs.vfs import seen
-from shardfs.vfs.seen import SeenVersions
+from shardfs.vfs.seen import SeenArrays, SeenVersions
 
 KEY = "a/zarr.json"
 _STAT = Stat(Kind.FILE, 1, "", "", 0o644, 0, 0, 1, 0, 0, 0, 0)
@@ -67,42 +67,23 @@ def test_a_removed_document_may_be_stored_still_or_not(now: Stat | None, is_read
     assert versions.expected(KEY, None) is not ABSENT
 
 
-OLD, NEW, GROUP = b"old", b"new", "zarr.json"
-
-
-def test_an_array_that_was_replaced_is_known_when_its_document_or_that_of_a_group_with_copies_was_read() -> None:
-    versions = SeenVersions()
-    assert versions.may_mean(KEY, NEW, [GROUP])  # nobody has read anything
-    versions.read(KEY, version("1"))
-    assert versions.may_mean(KEY, NEW, [GROUP])
-    versions.meant(KEY, version("1"), OLD)
-    assert versions.may_mean(KEY, OLD, [GROUP])
-    assert not versions.may_mean(KEY, NEW, [GROUP])
-    versions.meant(KEY, version("of another session"), NEW)  # which nobody has read
-    assert not versions.may_mean(KEY, NEW, [GROUP])
-    versions.read(GROUP, version("with copies"))
-    assert not versions.may_mean(KEY, NEW, [])
-    assert versions.may_mean(KEY, NEW, [GROUP])
-    versions.read(KEY, version("1"))
-    versions.meant(KEY, version("1"), OLD)
-    assert not versions.may_mean(KEY, NEW, [GROUP])
-    versions.read(KEY, version("of another session"))
-    versions.meant(KEY, version("of another session"), NEW)
-    assert versions.may_mean(KEY, NEW, [GROUP])
-    assert not versions.may_mean(KEY, OLD, [GROUP])
-
-
-def test_what_programs_store_themselves_they_know() -> None:
-    versions = SeenVersions()
-    versions.read(KEY, version("1"))
-    versions.meant(KEY, version("1"), OLD)
-    versions.stored(KEY, version("1"), version("2"))
-    assert versions.may_mean(KEY, NEW, [])
-    versions.meant(KEY, version("2"), NEW)
-    assert versions.may_mean(KEY, NEW, [])
-    assert not versions.may_mean(KEY, OLD, [])
-    versions.removed(KEY, version("2"))
-    assert versions.may_mean(KEY, OLD, [])
+def test_an_array_is_known_as_its_last_description_said_and_few_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "_MAX_KEYS", 3)
+    arrays = SeenArrays()
+    assert "a" not in arrays
+    arrays.described("a", b"old")
+    assert not arrays.is_known("a", b"new")
+    arrays.described("a", b"new")
+    assert arrays.is_known("a", b"new")
+    assert not arrays.is_known("a", b"old")
+    arrays.forget("a")
+    assert "a" not in arrays
+    arrays.described("a", b"old")
+    for number in range(10):
+        arrays.described(str(number), b"old")
+        assert not arrays.is_known("a", b"new")  # asking keeps it
+    assert "0" not in arrays
+    assert len(arrays._fingerprints) == 3
 
 
 def test_other_documents_do_not_count_and_few_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -518,6 +518,7 @@ class Chunk(PublishedEntry):
         if handle is None:
             raise NotFoundError(f"{self.path} does not exist")
         chunks = await self.chunks.present()
+        self.fs.writable.document_writer.require_known(chunks.array)
         missing = chunks.chunk_view.listed_missing
         if missing is None:
             if not isinstance(handle.extent, FillChunk):
