@@ -272,7 +272,8 @@ class Array:
                 if shard is not None:
                     await shard.fetch([unit for unit in stored if fits(unit[1])])
 
-        await for_each(groups.values(), fetch, _SHARDS_AHEAD)
+        are_large = any(self.grid.is_large(self.grid.index_shape(shard)) for shard, _ in groups)
+        await for_each(groups.values(), fetch, 1 if are_large else _SHARDS_AHEAD)
         return sizes
 
     async def _open_ahead(self, locations: Sequence[ChunkLocation]) -> OpenShard | None:

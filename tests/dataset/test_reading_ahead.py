@@ -188,3 +188,15 @@ async def test_shards_that_are_encoded_as_a_whole_are_not_read_ahead(tmp_path: P
     stored = Bucket(fake, shape, {f"c/{number}": bytes([number]) for number in range(64)})
     found = await read(stored, stored.every[:16], nthreads=1)
     assert {request.key for request in found.requests} <= {f"c/{number}" for number in range(4)}
+
+
+@pytest.mark.parametrize("are_large", [False, True])
+@on_mock_clock
+async def test_shards_with_large_indexes_are_opened_ahead_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_large: bool
+) -> None:
+    if are_large:
+        monkeypatch.setattr("shardfs.format.sharding._LARGE_INDEX_NBYTES", 0)
+    stored = bucket(tmp_path / "a", (32,), (1,), (64,))
+    await read(stored, stored.every, nthreads=1)
+    assert (stored.fake.most_in_flight <= 4) == are_large
