@@ -113,12 +113,10 @@ class Documents:
         """Raise `StaleError` if *array* replaced another one with other chunks, and no program here has read so.
 
         A program that knows the old one would go on otherwise. What it writes cannot be decoded as the new one, and
-        what it removes is another part of it. Who is not known to have read anything, knows it from now on.
+        what it removes is another part of it. Programs that have read nothing may know anything.
         """
         path = array.layout.path
-        if path not in self._arrays:
-            self._arrays.described(path, array.fingerprint)
-        elif not self._arrays.is_known(path, array.fingerprint):
+        if path in self._arrays and not self._arrays.is_known(path, array.fingerprint):
             raise StaleError(
                 f"{path or 'the array'} was replaced by an array with another data type, codecs or chunks: read its "
                 f"{DOCUMENT} again, and write chunks for that"
