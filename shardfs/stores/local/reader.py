@@ -183,7 +183,7 @@ class LocalSnapshot:
             if await self._threads.on_content(self._pread, offset, len(content)) != content:
                 return False
             if await self._threads.on_names(self._now) == state and self.version.state == before:
-                if state[0] < before[0]:  # who has opened the file since may have read what was taken back
+                if before[0] > self.stat.size:  # who has opened the file since may have read what was taken back
                     self.version = self._store.version(self.stat.identity, state)
                 else:
                     self.version.grow(state)

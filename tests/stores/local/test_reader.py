@@ -139,6 +139,23 @@ async def test_growth_that_is_taken_back_is_accepted_by_who_has_read_nothing_of_
     assert not await other.accept_growth(len(OLD), b"appended")
 
 
+@in_trio
+async def test_what_was_appended_in_place_of_what_was_taken_back_is_not_read_as_that(path: Path) -> None:
+    store = LocalStore(str(path.parent))
+    snapshot = await store.open(path.name)
+    append(path)
+    assert await snapshot.accept_growth(100, OLD[100:200])
+    other = await store.open(path.name)
+    os.truncate(path, len(OLD))  # between two looks, and then another one appends more
+    with path.open("ab") as file:
+        file.write(b"something else")
+    assert await snapshot.accept_growth(100, OLD[100:200])
+    with pytest.raises(StaleError):
+        await other.read(len(OLD), 8)
+    assert not await other.accept_growth(len(OLD), b"appended")
+    assert bytes(await snapshot.read(0, len(OLD))) == OLD
+
+
 @pytest.mark.parametrize("moved_ns", [1, 10**9])
 @in_trio
 async def test_a_file_of_the_same_size_is_only_accepted_if_who_appended_to_it_has_moved_its_time(
