@@ -31,7 +31,7 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, Stat, join_key
+from shardfs.stores.base import Kind, Stat, is_same_version, join_key
 from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.filesystem import Filesystem
 
@@ -167,7 +167,10 @@ class OrphanChunks:
             path, rest = "/".join(names[:depth]), "/".join(names[depth:])
             if _MAY_BE_CHUNK.fullmatch(rest) is not None:
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    array = (await self._hierarchy.look_again(path)).array
+                    stat, node = await self._store.fresh(join_key(path, DOCUMENT)), self._hierarchy.last_seen(path)
+                    if node is None or node.document_stat is None or not is_same_version(node.document_stat, stat):
+                        node = await self._hierarchy.look_again(path)
+                    array = node.array
                     if array is not None and _coords_of(array, rest) is not None:
                         return path
         return None

@@ -226,8 +226,7 @@ class WritableFilesystem(Filesystem):
         """
         self.writer.check()
         async with self._hold(parent):
-            child = await self._child(parent, name)
-            await self._require_no_new_array(child)
+            child = await self._child_to_change(parent, name)
             handle = await child.create(mode, flags, owner)
             self.retain(handle.ino)
             attributes = handle.attributes
@@ -235,10 +234,16 @@ class WritableFilesystem(Filesystem):
                 attributes = attributes._replace(ttl=0.0)
             return self.add_file(handle), attributes, handle.is_direct
 
-    async def _require_no_new_array(self, entry: Entry) -> None:
-        """Raise `StaleError` before a file is put where another session has made an array: it may replace a shard.
+    async def _child_to_change(self, parent: int, name: bytes) -> Entry:
+        """Return the entry of *name* in the directory *parent*, to put a file there, or to remove one."""
+        child = await self._child(parent, name)
+        await self._require_no_new_array(child)
+        return child
 
-        The name, looked up again, is that of a chunk.
+    async def _require_no_new_array(self, entry: Entry) -> None:
+        """Raise `StaleError` before a file is changed, put or removed where another session has made an array.
+
+        It may be a shard of that by now. The name, looked up again, is that of a chunk.
         """
         if isinstance(entry, Passthrough) and not entry.is_scratch and self.store.root is not None:
             array = await self.orphans.new_array(entry.path)
@@ -339,7 +344,7 @@ class WritableFilesystem(Filesystem):
         """Remove a file."""
         self.writer.check()
         async with self._locks.hold(partial(self._nodes_of, parent, name, makes=False)):
-            await (await self._child(parent, name)).remove()
+            await (await self._child_to_change(parent, name)).remove()
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
         """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it."""
@@ -368,7 +373,8 @@ class WritableFilesystem(Filesystem):
             if old.path != new.path:
                 if isinstance(new, ChunkDirectory):
                     raise CrossDeviceError("directories of chunks cannot be replaced")
-                await self._require_no_new_array(new)
+                for entry in (old, new):
+                    await self._require_no_new_array(entry)
                 await old.move_to(new, exclusive=exclusive)
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
@@ -387,9 +393,7 @@ class WritableFilesystem(Filesystem):
         """Give a file a second name; for a chunk or a document, that is a copy."""
         self.writer.check()
         async with self._locks.hold(partial(self._nodes_of, new_parent, new_name)):
-            child = await self._child(new_parent, new_name)
-            await self._require_no_new_array(child)
-            await (await self.entry(ino)).link_to(child)
+            await (await self.entry(ino)).link_to(await self._child_to_change(new_parent, new_name))
             attributes = await super().lookup(new_parent, new_name)
             if attributes.ino != ABSENT:
                 return attributes
@@ -401,7 +405,7 @@ class WritableFilesystem(Filesystem):
         """Create a symbolic link."""
         self.writer.check()
         async with self._hold(parent):
-            await (await self._child(parent, name)).make_link(target)
+            await (await self._child_to_change(parent, name)).make_link(target)
             return await super().lookup(parent, name)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Attributes:

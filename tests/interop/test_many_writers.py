@@ -3,6 +3,7 @@
 import copy
 import errno
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -301,6 +302,26 @@ def test_who_does_not_see_yet_that_an_array_was_made_replaces_none_of_its_shards
     written = zarr.open_array(place.stored() / "image")[...]
     assert set(written[4:8, :8].flat) <= {6, 7}
     written[4:8, :8] = 6
+    assert (written == 6).all()
+
+
+@only_directory
+def test_who_does_not_see_yet_that_an_array_was_made_removes_none_of_its_shards(place: Place, mount: Mounter) -> None:
+    chunk = default_buffer_prototype().buffer.from_bytes(np.full((4, 4), 7, "i4").tobytes())
+    late = mount(place.url, write=True, metadata_ttl=600)
+    with opened(place, (2, 2)) as first, shardfs.open(place.url, write=True, metadata_ttl=600) as second:
+        group = zarr.create_group(first.store())
+        sync(second.store("image").set("c/1/0", chunk))  # a file, as there is no array
+        assert (late.path / "image/c/1/0").read_bytes() == chunk.to_bytes()
+        group.create_array("image", shape=(16, 16), chunks=(4, 4), dtype="i4", compressors=None)[...] = 6
+        first.flush()
+        with suppress(errors.StaleError):  # or the chunk is removed
+            sync(second.store("image").delete("c/1/0"))
+        with suppress(OSError):  # or the chunk gets another name
+            os.rename(late.path / "image/c/1/0", late.path / "image/c/other")
+    written = zarr.open_array(place.stored() / "image")[...]
+    assert set(written[4:8, :4].flat) <= {0, 6}
+    written[4:8, :4] = 6
     assert (written == 6).all()
 
 
