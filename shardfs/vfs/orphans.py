@@ -13,7 +13,7 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
@@ -167,13 +167,25 @@ class OrphanChunks:
             path, rest = "/".join(names[:depth]), "/".join(names[depth:])
             if _MAY_BE_CHUNK.fullmatch(rest) is not None:
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    stat, node = await self._store.fresh(join_key(path, DOCUMENT)), self._hierarchy.last_seen(path)
-                    if node is None or node.document_stat is None or not is_same_version(node.document_stat, stat):
-                        node = await self._hierarchy.look_again(path)
-                    array = node.array
+                    array = (await self._present_node(path)).array
                     if array is not None and _coords_of(array, rest) is not None:
                         return path
         return None
+
+    async def _present_node(self, path: str) -> Node:
+        """Return the node at *path* as it is now; raises `NotFoundError` if it has no document, as no new array has.
+
+        Most often nothing has changed, which one status of the document tells.
+        """
+        node = self._hierarchy.last_seen(path)
+        try:
+            stat = await self._store.fresh(join_key(path, DOCUMENT))
+        except (NotFoundError, NotADirectoryHereError):
+            raise
+        except ShardfsError:  # the node says what is wrong with it
+            return await self._hierarchy.look_again(path)
+        is_same = node is not None and node.document_stat is not None and is_same_version(node.document_stat, stat)
+        return node if node is not None and is_same else await self._hierarchy.look_again(path)
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
         """Keep a file that is no chunk, such as a temporary file, among the scratch files beside chunks."""
