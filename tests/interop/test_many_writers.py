@@ -278,7 +278,7 @@ def test_an_array_that_was_read_is_known_again_by_consolidated_metadata(place: P
         old = read()
         make("i2")
         with refused():
-            old[...] = 5
+            old[:4, :4] = 5  # of several, zarr-python goes on with the others when one is refused
         read()
         make("f8")
         new = read()  # without having tried to write before
