@@ -586,6 +586,13 @@ class ObjectWriter(Protocol):
         the expected version.
         """
 
+    def documents_locked(self, path: str) -> AbstractAsyncContextManager[None]:
+        """Let only this task `replace` documents of the node at *path*, of all sessions, for the length of the block.
+
+        A remote store does nothing here: its service checks what `replace` expects. Raises `StoreError` if another
+        session has the lock for too long.
+        """
+
     async def keep(self, key: str, content: bytes, reason: str) -> None:
         """Keep what a program wrote to *key* and was refused for this *reason*, if nobody else has it; logs where."""
 

@@ -34,7 +34,7 @@ from shardfs.format.lens.show import Copies
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS, ZMETADATA, is_relative_path
 from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_in_text, put_text, true_text
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_document
 from shardfs.stores.base import ABSENT, ANY, Expected, NewPermissions, Stat, join_key
 from shardfs.vfs.entries.base import Chunks, Entry, PublishedEntry
 from shardfs.vfs.entries.document import NO_ATTRIBUTES
@@ -320,6 +320,8 @@ class Documents:
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
     ) -> None:
         """Change the document of an array, and remove the chunks that are outside its new shape."""
+        if node.path in self._orphans.later.values():  # an error came when it was stored first, or others write some
+            await self._orphans.absorb(node.path)
         commits = self._writer.commits
         document = self._view.lens.put(stored, edited)
         check_resized(stored, document)
@@ -408,22 +410,35 @@ class Documents:
             await self._store_as_written(node, publication)
             await self._begin(node.path, node.path)
             return
-        await self._orphans.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
-        self._fs.hierarchy.show_unsharded(node.path)
-        try:
-            await self._store_document(node, document, edited.document, publication)
-        except StoreError:  # it may have been stored all the same: the next mount finds out
-            raise
-        except ShardfsError:
-            if (await self._fs.hierarchy.look_again(node.path)).document is None:
-                await self._orphans.put_back(node.path)
-            raise
-        await self._begin(node.path, self._orphans.directory_of(node.path))
+        aside = self._orphans.directory_of(node.path, parse_array(document))
+        async with self._fs.writable.store.documents_locked(node.path):
+            await self._require_no_document(node.path, publication)
+            await self._orphans.put_aside(node.path, aside, self._view.key_encoding(node, edited), edited.ndim)
+            self._fs.hierarchy.show_unsharded(node.path)
+            try:
+                await self._store_document(node, document, edited.document, publication)
+            except StoreError:  # it may have been stored all the same: a flush, or the next mount, finds out
+                raise
+            except ShardfsError:
+                if (await self._fs.hierarchy.look_again(node.path)).document is None:
+                    await self._orphans.put_back(node.path, aside)
+                raise
+        await self._begin(node.path, aside)
         await self._orphans.absorb(node.path)
         if self._others.nlive:  # what they write from now on is newer, and of one chunk the last commit counts
             with suppress(ShardfsError):
                 await self._writer.commits.flush(below=node.path)
         await self._refresh_copies(node.path)
+
+    async def _require_no_document(self, path: str, publication: _Publication) -> None:
+        """Raise an error if another session has stored a document meanwhile: what look like early chunks are shards."""
+        if (await self._fs.hierarchy.look_again(path)).document is None:
+            return
+        if publication.exclusive:
+            raise ExistsError(f"{publication.entry.path} exists")
+        reason = f"another session has stored {join_key(path, DOCUMENT)} meanwhile; read it again"
+        await self._fs.writable.store.keep(join_key(path, DOCUMENT), publication.written, reason)
+        raise StaleError(reason)
 
     async def _refresh_copies(self, path: str) -> None:
         """Correct the copies of a new array, which its writer may have described before it was sharded."""

@@ -1,13 +1,14 @@
 """Orphan chunks: chunk files that arrived before the document of their array.
 
 They are stored as ordinary files. When the document arrives and makes the array a sharded one, they are first moved
-aside together, so that none is taken for a shard, and then published one by one.
+aside together, so that none is taken for a shard, and then published one by one. The directory that they are moved to
+says in its name of which array they are chunks: after a kill another one may have its path.
 """
 
 import logging
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -30,6 +31,8 @@ from shardfs.errors import (
     ShardfsError,
 )
 from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens.unsharded import describe
+from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Stat, is_same_version, join_key
 from shardfs.vfs.entries.chunk import ChunkTree
@@ -37,7 +40,8 @@ from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
 
-_CHUNKS: Final = ".chunks"
+_ASIDE: Final = re.compile(r"(?:(?P<path>.+?)/)?\.chunks-[0-9a-f]{32}(?:/(?P<name>.*))?", re.DOTALL)
+"""A directory of orphan chunks, or a file in it: below the path of its array, with the mark of that; see `_mark`."""
 _MAY_BE_CHUNK: Final = re.compile(r"(c[./])?[0-9]+([./][0-9]+)*")
 """What a chunk key looks like, whatever the array."""
 
@@ -61,7 +65,9 @@ class OrphanChunks:
         self._hierarchy = fs.hierarchy
         self._writer = writer
         self._later: set[str] = set()
-        """The paths of arrays with orphan chunks that programs of other sessions were writing."""
+        """The paths of arrays with orphan chunks that are not published yet."""
+        self._published: set[str] = set()
+        """The files that are published, and not removed yet."""
 
     def has(self, key: str) -> bool:
         """Whether *key* is an orphan chunk, and nobody is writing it."""
@@ -72,18 +78,40 @@ class OrphanChunks:
 
     def array_path(self, key: str) -> str:
         """Return the path of the array of the orphan chunk *key*."""
-        return key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")[0].removesuffix("/")
+        return self._split(key)[0]
 
-    def directory_of(self, path: str) -> str:
-        """Return the directory for the orphan chunks of the array at *path*."""
-        return "/".join(part for part in (self.directory, path, _CHUNKS) if part)
+    def _split(self, key: str) -> tuple[str, str]:
+        """Return the path of an array and the name in it, of an orphan chunk; or "", of the directory of these."""
+        match = _ASIDE.fullmatch(key.removeprefix(f"{self.directory}/"))
+        return (match["path"] or "", match["name"] or "") if match is not None else ("", "")
 
-    async def put_aside(self, path: str, encoding: ChunkKeyEncoding, ndim: int) -> None:
-        """Move files with names of chunks in the directory *path* aside, if there are any."""
+    def directory_of(self, path: str, array: ArrayMetadata, drafts: tuple[str, ...] = ()) -> str:
+        """Return the directory for the orphan chunks of *array*, which is at *path*, or is to be stored there."""
+        return join_key(join_key(self.directory, path), f".chunks-{_mark(array, drafts)}")
+
+    def _directory_for(self, node: Node) -> str | None:
+        """Return the same for the array that *node* is; None if it is none whose chunks can be written."""
+        if node.any_array is None or not isinstance(node.metadata, ArrayMetadata):
+            return None
+        return self.directory_of(node.path, node.metadata, node.context.drafts)
+
+    async def _array_of(self, directory: str) -> Array | None:
+        """Return the array whose orphan chunks are in *directory*; None if it is not, or not any more, at its path."""
+        try:
+            node = await self._hierarchy.node(self.array_path(directory))
+        except (NotFoundError, NotADirectoryHereError):
+            return None
+        return node.any_array if self._directory_for(node) == directory else None
+
+    async def put_aside(self, path: str, directory: str, encoding: ChunkKeyEncoding, ndim: int) -> None:
+        """Move files with names of chunks in the directory *path* to *directory*, if there are any.
+
+        The caller has the lock of documents there, and has found none: else they might be shards.
+        """
         names = [entry.name for entry in await self._store.list(path) if encoding.begins(entry.name, ndim)]
         if not names:
             return
-        directory = self.directory_of(path)
+        self._later.add(directory)
         await self._store.make_directories(directory)
         for name in names:
             with suppress(NotFoundError):  # another session has moved it to its own
@@ -108,42 +136,67 @@ class OrphanChunks:
                 await self._move(join_key(key, entry.name), join_key(to, entry.name), exclusive=exclusive)
             await self._store.rmdir(key)
 
-    async def absorb(self, path: str, *, again: bool = False) -> None:
-        """Publish the orphan chunks of the array at *path* that nobody is writing.
+    async def absorb(self, path: str) -> None:
+        """Publish the orphan chunks of the array at *path*, if there is one, that nobody is writing."""
+        node = await self._hierarchy.node(path)
+        directory = self._directory_for(node)
+        if directory is not None and node.any_array is not None:
+            await self._absorb(directory, node.any_array)
+
+    async def _absorb(self, directory: str, array: Array, *, again: bool = False) -> None:
+        """Publish the orphan chunks of *array* in *directory* that nobody is writing.
 
         *again*: an earlier mount began this and was killed. A chunk that exists was published by it.
         """
-        directory = self.directory_of(path)
         try:
             keys = [key async for key in walk_files(self._store, directory)]
         except (NotFoundError, NotADirectoryHereError):
+            self._later.discard(directory)
             return
-        array = (await self._hierarchy.node(path)).any_array
+        is_whole = True
         for start in range(0, len(keys), _AT_ONCE):
-            published = []
-            for key in keys[start : start + _AT_ONCE]:
-                name = key[len(directory) + 1 :]
-                try:
-                    if array is not None and _coords_of(array, name) is None:
-                        await self._keep_beside(path, key, name)
-                    elif await self._store.is_being_written(key):
-                        self._later.add(path)
-                    elif self.has(key) and await self._publish(key, again=again):
-                        published.append(key)
-                except _VERDICTS as error:
-                    log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
-            await self._remove(published)
+            try:
+                for key in keys[start : start + _AT_ONCE]:
+                    is_whole = await self._absorb_key(array, key, again=again) and is_whole
+            finally:
+                await self._remove_published()
         await prune(self._store, directory)
+        if is_whole:
+            self._later.discard(directory)
+
+    async def _absorb_key(self, array: Array, key: str, *, again: bool) -> bool:
+        """Publish one file, if it is a chunk and nobody is writing it; return whether that is not to be tried later."""
+        path, name = self._split(key)
+        try:
+            if _coords_of(array, name) is None:
+                await self._keep_beside(path, key, name)
+            elif await self._store.is_being_written(key):
+                self._later.add(key.removesuffix(f"/{name}"))
+                return False
+            elif self.has(key):
+                await self._publish(array, key, again=again)
+        except _VERDICTS as error:
+            log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
+        return True
 
     @property
-    def later(self) -> Sequence[str]:
-        """The paths of arrays for which `absorb` is to be called again: other sessions were writing their chunks."""
-        return [*self._later]
+    def later(self) -> Mapping[str, str]:
+        """The directories of orphan chunks that are not all published, and the paths of their arrays.
 
-    async def absorb_late(self, path: str) -> None:
-        """Publish the orphan chunks of the array at *path* that others were writing before."""
-        self._later.discard(path)
-        await self.absorb(path)
+        Other sessions were writing some, or an error came between.
+        """
+        return {directory: self.array_path(directory) for directory in self._later}
+
+    async def absorb_late(self, directory: str) -> None:
+        """Publish the orphan chunks in a *directory* of `later`; raises the error that prevents it."""
+        array = await self._array_of(directory)
+        if array is None:
+            path = self.array_path(directory) or "the array"
+            raise RefusedError(
+                f"chunks of {path} that came before its {DOCUMENT} are not in it, as that is not stored, or describes "
+                f"other chunks: they are in {directory}; store it, or the next mount moves them back"
+            )
+        await self._absorb(directory, array)
 
     async def adopt(self, key: str, status: Stat) -> str | None:
         """Move a file to the orphan chunks of its array, of which there was no document when it was opened.
@@ -152,8 +205,11 @@ class OrphanChunks:
         by now. Returns the path of the array; None if there is none, or the file is no chunk of it.
         """
         path = await self.new_array(key)
-        if path is not None and (await self._store.fresh(key)).identity == status.identity:
-            new = join_key(self.directory_of(path), key.removeprefix(f"{path}/") if path else key)
+        directory = self._directory_for(await self._hierarchy.node(path)) if path is not None else None
+        if path is None or directory is None:
+            return None
+        if (await self._store.fresh(key)).identity == status.identity:
+            new = join_key(directory, key.removeprefix(f"{path}/") if path else key)
             await self._store.make_directories(new.rpartition("/")[0])
             await self._store.rename(key, new, exclusive=True)
             self._fs.inodes.moved(key, new)
@@ -213,76 +269,90 @@ class OrphanChunks:
 
     async def absorb_file(self, key: str) -> None:
         """Publish one orphan chunk."""
-        if await self._publish(key):
-            await self._remove([key])
+        path, name = self._split(key)
+        array = await self._array_of(key.removesuffix(f"/{name}"))
+        if array is None:
+            log.error("%s is no chunk of the array that is there now, and stays in %s", join_key(path, name), key)
+            return
+        try:
+            await self._publish(array, key)
+        finally:
+            await self._remove_published()
 
-    async def _remove(self, published: Sequence[str]) -> None:
-        """Remove files that are durable as chunks, once they are."""
+    async def _remove_published(self) -> None:
+        """Remove the files that are durable as chunks, once they are."""
         await self._writer.commits.sync_soon()
-        for key in published:
+        for key in [*self._published]:
             await self._fs.passthrough(key).remove()
+            self._published.discard(key)
 
-    async def _publish(self, key: str, *, again: bool = False) -> bool:
-        """Publish an orphan chunk; return whether it is a chunk of its array, and the file is not needed any more."""
-        path, name = self.array_path(key), key.rpartition(f"{_CHUNKS}/")[2]
+    async def _publish(self, array: Array, key: str, *, again: bool = False) -> None:
+        """Publish an orphan chunk of *array*, and note that its file is not needed any more.
+
+        What is no chunk stays. Nothing is published twice: a program may have written that chunk since.
+        """
+        path, name = self._split(key)
         node = await self._hierarchy.node(path)
-        array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         try:
             snapshot = await self._store.open(key)
         except NotFoundError:
-            return False  # the document arrived while the file was being closed, and the file was moved
-        coords = _coords_of(array, name) if array is not None else None
-        if array is None or coords is None or not array.grid.contains(coords):
+            return  # the document arrived while the file was being closed, and the file was moved
+        coords = _coords_of(array, name)
+        is_there = node.any_array is not None and node.any_array.fingerprint == array.fingerprint
+        if node.any_array is None or not is_there or coords is None or not node.any_array.grid.contains(coords):
             log.warning("%s is not a chunk of the array it was put into, and stays in %s", join_key(path, name), key)
-            return False
+            return
+        array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         codec = chunk_view.codec if chunk_view is not None and not again else None
         if codec is not None and snapshot.size != codec.nbytes:  # else nobody could read it
             shown = join_key(path, name)
             log.error("%s has %d bytes, not %d, and stays in %s", shown, snapshot.size, codec.nbytes, key)
-            return False
-        if again and (await array.find(coords))[1] is not None:
-            return True
-        if again and not self._writer.admission.has_room(snapshot.size):
-            await self._writer.commits.flush()  # nothing else runs before the mount answers requests
-        status = snapshot.stat
-        await self._writer.put(
-            array,
-            coords,
-            snapshot.content(0, snapshot.size),
-            ino=self._fs.inodes.reserve(),
-            mtime_ns=status.mtime_ns,
-            mode=stat.S_IMODE(status.mode),
-            uid=status.uid,
-            gid=status.gid,
-        )
-        return True
+            return
+        is_published = key in self._published or (again and (await array.find(coords))[1] is not None)
+        if not is_published:
+            if again and not self._writer.admission.has_room(snapshot.size):
+                await self._writer.commits.flush()  # nothing else runs before the mount answers requests
+            status = snapshot.stat
+            await self._writer.put(
+                array,
+                coords,
+                snapshot.content(0, snapshot.size),
+                ino=self._fs.inodes.reserve(),
+                mtime_ns=status.mtime_ns,
+                mode=stat.S_IMODE(status.mode),
+                uid=status.uid,
+                gid=status.gid,
+            )
+        self._published.add(key)
 
     async def resume(self, path: str = "") -> None:
         """Publish the orphan chunks that a killed mount left, for the arrays at *path* and below."""
+        above = join_key(self.directory, path) if path else self.directory
         try:
-            entries = await self._store.list(join_key(self.directory, path) if path else self.directory)
+            entries = await self._store.list(above)
         except (NotFoundError, NotADirectoryHereError):
             return
         for entry in entries:
-            if entry.name == _CHUNKS:
+            directory = join_key(above, entry.name)
+            if _ASIDE.fullmatch(entry.name) is not None:
                 try:
-                    await self._resume_array(path)
+                    await self._resume_array(path, directory)
                 except ShardfsError as error:
-                    log.error("chunks of %s stay in %s: %s", path or "the array", self.directory_of(path), error)  # noqa: TRY400
+                    log.error("chunks of %s stay in %s: %s", path or "the array", directory, error)  # noqa: TRY400
             elif entry.kind is Kind.DIRECTORY:
                 await self.resume(join_key(path, entry.name))
 
-    async def _resume_array(self, path: str) -> None:
-        if await self._hierarchy.array(path) is not None:
-            await self.absorb(path, again=True)
+    async def _resume_array(self, path: str, directory: str) -> None:
+        array = await self._array_of(directory)
+        if array is not None:
+            await self._absorb(directory, array, again=True)
         elif await self._fs.is_stored(join_key(path, DOCUMENT)):
-            raise RefusedError("what is stored there is no array that is shown")
+            raise RefusedError("what is stored there is no array that is shown, or one with other chunks")
         else:
-            await self.put_back(path)
+            await self.put_back(path, directory)
 
-    async def put_back(self, path: str) -> None:
-        """Move what was put aside back to the directory *path*: the document of its array was not stored."""
-        directory = self.directory_of(path)
+    async def put_back(self, path: str, directory: str) -> None:
+        """Move what was put aside to *directory* back to *path*: the document of its array was not stored."""
         await self._store.make_directories(path)
         for entry in await self._store.list(directory):
             key, to = join_key(directory, entry.name), join_key(path, entry.name)
@@ -292,6 +362,15 @@ class OrphanChunks:
             except ExistsError as error:  # somebody has stored something there since
                 log.error("%s stays in %s: %s", to, key, error)  # noqa: TRY400
         await prune(self._store, directory)
+        self._later.discard(directory)
+
+
+def _mark(array: ArrayMetadata, drafts: tuple[str, ...]) -> str:
+    """Return what differs for arrays of which the chunk files mean something else, however they are sharded.
+
+    *drafts* of the specification are those that the array needs.
+    """
+    return fingerprint(parse_array(describe(array, drafts).document)).hex()
 
 
 def _coords_of(array: Array, name: str) -> Coords | None:

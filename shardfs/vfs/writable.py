@@ -466,10 +466,13 @@ class WritableFilesystem(Filesystem):
         by commits that nobody waited for. It is returned again if this is done *for_others*, who did not publish it.
         """
         failures = FlushFailures()
-        try:
-            for path in self.orphans.later:
+        for directory, path in self.orphans.later.items():
+            try:
                 async with self._locks.hold(partial(_node, path)):
-                    await self.orphans.absorb_late(path)
+                    await self.orphans.absorb_late(directory)
+            except ShardfsError as error:
+                failures.documents.append(error)
+        try:
             with suppress(ConflictError):  # which is told below
                 await self.writer.commits.flush()
         except ShardfsError as error:

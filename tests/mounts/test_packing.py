@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.dataset.state.directory import StateDirectory
 from tests.support.datasets import files_below
+from tests.support.documents import aside_of
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_packed, assert_sound, document_of, flush, tool
@@ -329,7 +329,7 @@ def test_chunk_files_that_a_killed_mount_left_aside_are_published_by_one_that_de
 ) -> None:
     """They are encoded: they came before the document, on a mount without `--decode`."""
     made = zarr.create_array(str(source / "a"), shape=(4,), chunks=(2,), shards=(4,), dtype="u2", filters=None)
-    aside = source / StateDirectory(str(source)).staged_key / "a/.chunks/c"
+    aside = aside_of(source, "a", json.loads((source / "a/zarr.json").read_text())) / "c"
     aside.mkdir(parents=True)
     plain = zarr.create_array(str(source / "plain"), shape=(4,), chunks=(2,), dtype="u2", filters=None)
     plain[:2] = made[:2] = 7

@@ -3,8 +3,9 @@
 import errno
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -12,13 +13,31 @@ import trio.testing
 
 from shardfs.dataset import admission
 from shardfs.dataset.state.directory import StateDirectory
-from shardfs.errors import NoSpaceError
+from shardfs.errors import NoSpaceError, RefusedError, ShardfsError, StoreError
 from shardfs.stores.local import tree
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
-from tests.crash.harness import OWNER, Process
+from tests.crash.harness import OWNER, Process, stored
 from tests.crash.histories import INNER, NCHUNKS
+from tests.support.documents import aside_of
 from tests.support.opened import find, in_trio
+
+
+def unsharded(root: Path) -> dict[str, Any]:
+    """The document of an array as programs write it that know of no shards."""
+    document: dict[str, Any] = json.loads((root / "unchecked/zarr.json").read_text())
+    document["codecs"] = document["codecs"][0]["configuration"]["codecs"]
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [INNER]
+    return document
+
+
+async def put_chunks(process: Process, numbers: Iterable[int], *, seed: int = 0) -> int:
+    """Write chunk files of the array "new", of which there is no document; returns the number of its directory."""
+    made = await process.fs.mkdir(ROOT, b"new", 0o755, OWNER)
+    below = await process.fs.mkdir(made.ino, b"c", 0o755, OWNER)
+    for number in numbers:
+        await process.write_file(below.ino, b"%d" % number, bytes([seed + number]) * INNER)
+    return made.ino
 
 
 @pytest.mark.slow
@@ -27,7 +46,7 @@ async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_an
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_PENDING", 3)
-    aside = root / StateDirectory(str(root)).staged_key / "unchecked/.chunks/c"
+    aside = aside_of(root, "unchecked", json.loads((root / "unchecked/zarr.json").read_text())) / "c"
     aside.mkdir(parents=True)
     for number in range(NCHUNKS):
         (aside / str(number)).write_bytes(bytes([number]) * INNER)
@@ -44,7 +63,7 @@ async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_an
 @in_trio
 async def test_where_something_was_stored_meanwhile_only_what_is_in_its_place_stays_aside(root: Path) -> None:
     """The document never arrived, and somebody copied the array again, without a mount."""
-    aside = root / StateDirectory(str(root)).staged_key / "new/.chunks/c/0"
+    aside = aside_of(root, "new", json.loads((root / "unchecked/zarr.json").read_text())) / "c/0"
     aside.mkdir(parents=True)
     (root / "new/c/0").mkdir(parents=True)
     for number in range(2):
@@ -60,7 +79,7 @@ async def test_where_something_was_stored_meanwhile_only_what_is_in_its_place_st
 async def test_whatever_became_of_the_directory_meanwhile_a_mount_begins_and_keeps_the_files(
     root: Path, now: str
 ) -> None:
-    aside = root / StateDirectory(str(root)).staged_key / "new/.chunks/c"
+    aside = aside_of(root, "new", json.loads((root / "unchecked/zarr.json").read_text())) / "c"
     aside.mkdir(parents=True)
     (aside / "0").write_bytes(b"a chunk")
     match now:
@@ -81,13 +100,10 @@ async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_ca
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that a program has open."""
-    document = json.loads((root / "unchecked/zarr.json").read_text())
-    document["codecs"] = document["codecs"][0]["configuration"]["codecs"]
-    document["chunk_grid"]["configuration"]["chunk_shape"] = [INNER]
-    process = await Process.start(root, Syscalls())
+    document = unsharded(root)
+    process = await Process.start(root, Syscalls(), shards=(4,))
     fs = process.fs
-    fs.document_writer._chunks_per_shard = (4,)
-    fs, made = process.fs, await fs.mkdir(ROOT, b"new", 0o755, OWNER)
+    made = await fs.mkdir(ROOT, b"new", 0o755, OWNER)
     below = await fs.mkdir(made.ino, b"c", 0o755, OWNER)
     opened = []
     for name, directory in ((b"0", below), (b"zarr.json", made)):
@@ -109,6 +125,111 @@ async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_ca
     for number in opened:
         await fs.close(number)
     assert await process.read("new", 0) == bytes([7]) * INNER
+
+
+@in_trio
+async def test_shards_of_an_array_that_another_session_made_meanwhile_are_not_taken_for_early_chunks(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps(unsharded(root)).encode()
+    first, second = [await Process.start(root, Syscalls(), shards=(4,), slot=slot) for slot in range(2)]
+    late = await second.fs.mkdir(ROOT, b"new", 0o755, OWNER)
+    assert not (await second.fs.lookup(late.ino, b"zarr.json")).ino
+
+    async def make_it_first(below: str | None = None) -> Sequence[ShardfsError]:
+        """The others commit, as they are asked to, and one of them makes the array."""
+        directory = await find(first.fs, "new")
+        await first.write_file(directory.ino, b"zarr.json", text)
+        await first.fs.mkdir(directory.ino, b"c", 0o755, OWNER)
+        for number in range(NCHUNKS):
+            await first.write("new", number, bytes([number]) * INNER)
+        await first.commit()
+        return []
+
+    monkeypatch.setattr(second.fs.document_writer._others, "flush", make_it_first)
+    await second.write_file(late.ino, b"zarr.json", text)
+    await second.write("new", 0, bytes([99]) * INNER)
+    monkeypatch.undo()
+    await first.finish()
+    await second.finish()
+    assert await stored(root, "new", range(NCHUNKS)) == [bytes([number or 99]) * INNER for number in range(NCHUNKS)]
+
+
+@in_trio
+async def test_what_a_killed_mount_put_aside_does_not_come_into_another_array_with_the_same_path(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    was = {**unsharded(root), "data_type": "int8"}
+    aside = aside_of(root, "unchecked", was) / "c"
+    aside.mkdir(parents=True)
+    (aside / "0").write_bytes(bytes(INNER))
+    assert StateDirectory(str(root)).left() == ["chunk files that came before the document of their array"]
+    process = await Process.start(root, Syscalls())
+    assert await process.read("unchecked", 0) is None
+    await process.finish()
+    assert await stored(root, "unchecked", range(1)) == [None]
+    assert (aside / "0").read_bytes() == bytes(INNER)
+    assert f"stay in {aside.parent.relative_to(root)}: " in caplog.text
+
+
+@pytest.mark.parametrize("retry", ["document", "flush"])
+@in_trio
+async def test_after_an_error_early_chunks_are_published_by_the_next_close_or_flush_and_none_is_twice(
+    root: Path, monkeypatch: pytest.MonkeyPatch, retry: str
+) -> None:
+    process = await Process.start(root, Syscalls(), shards=(4,))
+    text = json.dumps(unsharded(root)).encode()
+    directory, put, done = await put_chunks(process, range(NCHUNKS)), process.writing.writer.put, []
+
+    async def put_some(*arguments: Any, **options: Any) -> None:
+        if len(done) == 3:
+            raise NoSpaceError("injected")
+        done.append(await put(*arguments, **options))
+
+    monkeypatch.setattr(process.writing.writer, "put", put_some)
+    with pytest.raises(NoSpaceError):
+        await process.write_file(directory, b"zarr.json", text)
+    with pytest.raises(NoSpaceError):
+        await process.fs.flush_all()
+    monkeypatch.undo()
+    for number in range(NCHUNKS):
+        if await process.read("new", number) is not None:
+            await process.write("new", number, bytes([100 + number]) * INNER)
+    written = [await process.read("new", number) for number in range(NCHUNKS)]
+    assert sum(chunk is not None for chunk in written) == 3
+    if retry == "document":
+        await process.write_file(directory, b"zarr.json", text)
+    else:
+        await process.fs.flush_all()
+    expected = [chunk or bytes([number]) * INNER for number, chunk in enumerate(written)]
+    assert [await process.read("new", number) for number in range(NCHUNKS)] == expected
+    await process.finish()
+    assert await stored(root, "new", range(NCHUNKS)) == expected
+    assert not StateDirectory(str(root)).left()
+
+
+@in_trio
+async def test_early_chunks_whose_document_is_not_known_to_be_stored_are_named_by_each_flush_which_commits_the_rest(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(root, Syscalls(), shards=(4,))
+    text = json.dumps(unsharded(root)).encode()
+    directory = await put_chunks(process, range(2))
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(tree, "write_and_rename", fail)
+    with pytest.raises(StoreError):
+        await process.write_file(directory, b"zarr.json", text)
+    monkeypatch.undo()
+    await process.write("unchecked", 0, bytes([5]) * INNER)
+    with pytest.raises(RefusedError, match=r"chunks of new that came before its zarr\.json are not in it"):
+        await process.fs.flush_all()
+    assert await stored(root, "unchecked", range(1)) == [bytes([5]) * INNER]
+    await process.write_file(directory, b"zarr.json", text)
+    assert [await process.read("new", number) for number in range(2)] == [bytes([n]) * INNER for n in range(2)]
+    await process.finish()
 
 
 async def structure() -> None:

@@ -35,6 +35,8 @@ SEGMENT: Final = ".journal"
 
 PENDING: Final = "chunks that may not be committed yet"
 
+_STAGED: Final = "staged"
+
 _MAX_NAMED: Final = 3  # files that are not stored
 
 GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -69,7 +71,7 @@ class StateDirectory:
     @property
     def staged_key(self) -> str:
         """The key of the directory of orphan chunks, which came before the document of their array."""
-        return f"{self.key}/staged"
+        return f"{self.key}/{_STAGED}"
 
     @property
     def drafts_key(self) -> str:
@@ -133,8 +135,12 @@ class StateDirectory:
         files = [file.key for file in self.kept_files()]
         remains = [PENDING] if self.has_pending() else []
         remains += ["conflicts"] if _has_segments(self.conflicts) else []
+        remains += ["chunk files that came before the document of their array"] if self._has_staged() else []
         remains += [f"{first_of(files, _MAX_NAMED)}, which {'are' if files[1:] else 'is'} not stored"] if files else []
         return remains
+
+    def _has_staged(self) -> bool:
+        return any(names for _, _, names in os.walk(os.path.join(self.path, _STAGED)))
 
     def kept_files(self) -> Sequence[KeptFile]:
         """Return the files that could not be stored in a remote store."""

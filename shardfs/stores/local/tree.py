@@ -33,6 +33,7 @@ from shardfs.stores.base import (
     NewPermissions,
     Stat,
     is_same_version,
+    join_key,
 )
 from shardfs.stores.local.atomic_write import (
     SYSTEM_PERMISSIONS,
@@ -82,6 +83,8 @@ class LocalStore(LocalReader):
         """Open *root*; raises `SourceError` if it is not a readable directory."""
         super().__init__(root, syscalls, ttl=ttl)
         self._making_directories = trio.Lock()
+        self._changes_documents: dict[str, trio.lowlevel.Task] = {}
+        """By the path of a node, the task that has the lock of its documents."""
 
     async def start_writing(self, directory: str, own: str, *, single_writer: bool) -> None:
         """Remove what a killed `pack` left: reserved names are in the source, where `pack` works alone.
@@ -227,16 +230,17 @@ class LocalStore(LocalReader):
             return _change_attributes(self.syscalls, file.fd, file.fd, {"mtime_ns": mtime_ns})
 
         _require_name(key)
-        async with self._documents_locked(key):
+        async with self.documents_locked(key.rpartition("/")[0]):
             with changing(key):
                 return await self.threads.on_content(replace)
 
     @asynccontextmanager
-    async def _documents_locked(self, key: str) -> AsyncIterator[None]:
-        """Keep other sessions from replacing the document *key*, and others of its node, for the length of the block.
-
-        Raises `StoreError` if one of them has the lock for too long.
-        """
+    async def documents_locked(self, path: str) -> AsyncIterator[None]:
+        """Let only this task replace documents of the node at *path* for the length of the block, also a nested one."""
+        task, key = trio.lowlevel.current_task(), join_key(path, DOCUMENTS_LOCK)
+        if self._changes_documents.get(path) is task:
+            yield
+            return
         begun = trio.current_time()
         while True:
             directory = await self._change(key, lambda parent, _: parent)
@@ -247,9 +251,11 @@ class LocalStore(LocalReader):
                 break
             except LockedError:
                 await trio.sleep(_LOCKED_PAUSE)
+        self._changes_documents[path] = task
         try:
             yield
         finally:
+            del self._changes_documents[path]
             with trio.CancelScope(shield=True):
                 await self.threads.on_names(held.release)
 

@@ -1,8 +1,8 @@
 """A source in a bucket, with the names that shardfs reserves on this machine: `RoutedStore`."""
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Unpack
 from weakref import WeakValueDictionary
 
@@ -148,6 +148,11 @@ class RoutedStore:
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key* at once, replacing what is *expected* there."""
         return await self._store_of(key).replace(key, content, expected, **new)
+
+    @asynccontextmanager
+    async def documents_locked(self, path: str) -> AsyncIterator[None]:
+        """Do nothing: the service checks what is expected."""
+        yield
 
     async def keep(self, key: str, content: bytes, reason: str) -> None:
         """Keep what a program wrote to *key* and was refused."""
