@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -305,6 +306,7 @@ def main() -> None:
     if missing:
         print(f"not installed, hence skipped: {', '.join(missing)}", file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unmount first
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed programs are compiled once, and not at each start
     with tempfile.TemporaryDirectory(prefix="shardfs-bench-") as temporary:
         work = (arguments.workdir or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
