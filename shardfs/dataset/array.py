@@ -110,6 +110,15 @@ class ListedRun(NamedTuple):
     entries: Entries | None = None
     error: ShardfsError | None = None
 
+    def without(self, prefix: Coords, given_up: Container[Coords]) -> "ListedRun":
+        """Return it without the damaged chunks that are in *given_up*; *prefix* is its row."""
+        if self.damaged is None or not (self.error is None or isinstance(self.error, CorruptionError)):
+            return self
+        chunks = zip(self.numbers, self.sizes, self.damaged, strict=True)
+        kept = [chunk for chunk in chunks if not (chunk[2] and (*prefix, chunk[0]) in given_up)]
+        numbers, sizes, damaged = zip(*kept, strict=True) if kept else ((), (), ())
+        return self._replace(numbers=numbers, sizes=sizes, damaged=damaged)
+
 
 class ScatteredRun(NamedTuple):
     """Chunks of one minishard, at most `MAX_RUN`, in C order: their coordinates, as rows, and their *entries*.
@@ -373,10 +382,13 @@ class Array:
                 return await _has_same_chunk(old, new, entries[-1])
         return False
 
-    async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
-        """Yield the coordinates of the chunks in the shard at *shard* that are within the grid, in C order."""
+    async def chunks_of(self, shard: Coords, given_up: Container[Coords] = ()) -> AsyncGenerator[Coords, None]:
+        """Yield the coordinates of the chunks in the shard at *shard* that are within the grid, in C order.
+
+        Damaged ones that are in *given_up* do not count.
+        """
         if not self.grid.ndim:
-            if (await self.find(()))[1] is not None:
+            if await self._has_only_chunk(given_up):
                 yield ()
             return
         if self.grid.is_scattered:
@@ -387,8 +399,17 @@ class Array:
         *outer, row = [self.grid.covered(axis, index) for axis, index in enumerate(shard)]
         for prefix in product(*outer):
             async for run in self.list_row(prefix, row.start, row.stop):
-                for number in run.numbers:
+                for number in run.without(prefix, given_up).numbers:
                     yield (*prefix, number)
+
+    async def _has_only_chunk(self, given_up: Container[Coords]) -> bool:
+        """Whether an array without axes has its chunk; a damaged one that is in *given_up* does not count."""
+        try:
+            return (await self.find(()))[1] is not None
+        except CorruptionError:
+            if () in given_up:
+                return False
+            raise
 
     def version(self, coords: Coords) -> ShardVersion:
         """Return what is remembered of the shard that has the chunk at *coords*."""
@@ -409,15 +430,20 @@ class Array:
         """Whether any shard is stored or pending."""
         return bool(self.layout.pending) or await self.listing.any()
 
-    async def is_empty(self, prefix: Coords = (), *, besides: Container[Coords] = ()) -> bool:
-        """Whether there are no chunks below *prefix*, a prefix of coordinates, other than those in *besides*."""
+    async def is_empty(
+        self, prefix: Coords = (), *, besides: Container[Coords] = (), given_up: Container[Coords] = ()
+    ) -> bool:
+        """Whether there are no chunks below *prefix*, a prefix of coordinates.
+
+        Those in *besides* do not count, nor damaged ones that are in *given_up*.
+        """
         if not self.grid.ndim:
-            return () in besides or (await self.find(()))[1] is None
+            return () in besides or not await self._has_only_chunk(given_up)
         async with aclosing(self.rows((0,) * (self.grid.ndim - 1), prefix)) as rows:
             async for row in rows:
                 async with aclosing(self.list_row(row, 0)) as runs:
                     async for run in runs:
-                        if any((*row, number) not in besides for number in run.numbers):
+                        if any((*row, number) not in besides for number in run.without(row, given_up).numbers):
                             return False
         return True
 
@@ -427,6 +453,11 @@ class Array:
             location = self.layout.locate((*prefix, start))
             state = self._shards.listed(self.layout, location.shard, None)
             yield ListedRun(start, min(MAX_RUN, stop - start), state)
+
+    def look_again(self, shard: Coords) -> None:
+        """Ask the store for the shard at *shard* when it is next wanted, however short ago that was done."""
+        self._shards.store.forget(self.layout.shard_key(shard))
+        self._shards.forget(self.layout, shard)
 
     async def shard(self, coords: Coords) -> ShardState:
         """Return the state of the shard at *coords*."""

@@ -9,9 +9,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import islice
 from typing import Final
 from weakref import WeakValueDictionary
@@ -23,12 +21,13 @@ from shardfs.dataset.beside import Judge, Others
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
-from shardfs.dataset.journal.undo import disarmed, has_not_begun, take_back, undo_record
+from shardfs.dataset.journal.undo import disarmed, has_not_begun, take_back
 from shardfs.dataset.layout import ArrayLayout, Aside, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
+from shardfs.dataset.planning import CommitPlanner, ShardCommit
 from shardfs.dataset.schedule import BATCH, PAUSE, Growth, Schedule, batches
-from shardfs.dataset.shard import NewShard, OpenShard, build, index_location, open_shard
+from shardfs.dataset.shard import index_location
 from shardfs.dataset.syncing import make_durable, try_to_make_durable
 from shardfs.errors import (
     ConflictError,
@@ -53,20 +52,8 @@ _ATTEMPTS: Final = 24
 _MAX_TOLD: Final = 10  # conflicts that are named
 
 
-@dataclass(slots=True)
-class _Commit:
-    """The next version of one shard, from *records*, with new content of *nchunks* chunks."""
-
-    queue: ShardQueue
-    layout: ArrayLayout
-    records: Sequence[ChunkChange]
-    nchunks: int
-    edit: ObjectEdit
-    new: NewShard
-    undo: UndoRecord
-    """It is not in the journal yet."""
-    moves: bool
-    """Whether chunks get another place, though what is published somewhere names the version that they are in."""
+Plan = Callable[[], Awaitable[Mapping[Coords, Content | None] | None]]
+"""Returns new contents of chunks of a shard, or None to remove the shard."""
 
 
 class GroupCommit:
@@ -104,7 +91,7 @@ class GroupCommit:
         self._next = math.inf  # when `run` wakes up by itself
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
-        self._auto_compact = auto_compact
+        self.planner = CommitPlanner(source, auto_compact)
         self._others = others
         self._interrupted: set[str] = set()  # keys of shards that were found so since the last commit of each
         self._must_take_over = False
@@ -234,12 +221,15 @@ class GroupCommit:
         self,
         layout: ArrayLayout,
         shard: Coords,
-        plan: Callable[[], Awaitable[Mapping[Coords, Content | None] | None]] | None = None,
+        plan: Plan | None = None,
+        *,
+        ends: bool = False,
     ) -> bool:
         """Change chunks of one shard without records, after a flush.
 
         *plan* returns the new contents, or None to remove the shard; it is asked while nobody else can change that.
-        Without it, the shard is rewritten without dead bytes.
+        Without it, the shard is rewritten without dead bytes. If its array *ends*, one to be removed is, also where a
+        store cannot make that depend on its version.
 
         Returns False, and changes nothing, if changes of the shard are pending: whoever finds this commit done takes
         all that was published before for stored. Without a *plan*, it also does if other sessions have pending changes,
@@ -258,7 +248,9 @@ class GroupCommit:
                         self._note_interrupted(queue, "a process was killed while it changed it")
                     contents = {} if plan is None else await plan()
                     if edit.snapshot is not None and (contents != {} or plan is None):
-                        commit = await self._plan(queue, layout, contents, (), edit, compact=plan is None, keep=beside)
+                        commit = await self.planner.plan(
+                            queue, layout, contents, (), edit, compact=plan is None, keep=beside, ends=ends
+                        )
                         await self._announce([commit])
                         await self._store(commit)
                         await edit.release()
@@ -315,7 +307,7 @@ class GroupCommit:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may just have changed it
         beside = await self._others_have_pending()
         async with AsyncExitStack() as stack:
-            commits: list[_Commit] = []
+            commits: list[ShardCommit] = []
             for queue in queues:
                 if not queue.changes:
                     self._succeed(queue)
@@ -347,8 +339,8 @@ class GroupCommit:
             except ShardfsError as error:
                 log.error("what is committed could not be noted in the journal: %s", error)  # noqa: TRY400
 
-    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, *, keep: bool) -> _Commit | None:
-        """Lock a shard and plan its next version; None if there is nothing to do. *keep* is that of `_plan`."""
+    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, *, keep: bool) -> ShardCommit | None:
+        """Lock a shard and plan its next version; None if there is nothing to do. *keep* is that of `plan`."""
         array = await self._source.hierarchy.array(queue.layout.path, fresh=True)
         records = await self._fitting(queue, array)
         if array is None or not records:
@@ -368,7 +360,7 @@ class GroupCommit:
             if not stored and not outdated and (edit.snapshot is not None or first is not None):
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
                 try:
-                    commit = await self._plan(queue, array.layout, contents, records, edit, keep=keep)
+                    commit = await self.planner.plan(queue, array.layout, contents, records, edit, keep=keep)
                 except CorruptionError as error:
                     self._note_interrupted(queue, str(error))
                     raise
@@ -477,62 +469,10 @@ class GroupCommit:
         async with self._source.writable.edit(queue.key, **location, **owner, waited=waited) as edit:
             yield edit
 
-    async def _plan(
-        self,
-        queue: ShardQueue,
-        layout: ArrayLayout,
-        contents: Mapping[Coords, Content | None] | None,
-        records: Sequence[ChunkChange],
-        edit: ObjectEdit,
-        *,
-        compact: bool = False,
-        keep: bool = False,
-    ) -> _Commit:
-        """Plan the next version of the shard of *edit*, with new *contents* for some chunks.
-
-        Without *contents*, the shard is removed, unread. *keep*: other sessions have published what is not committed,
-        and names a version of the shard: it is found again in all that is appended to that.
-        """
-        grid, old = layout.grid, None
-        if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
-            old = await open_shard(grid.levels[0], grid.index_shape(queue.shard), edit.snapshot)
-        plan = partial(
-            build,
-            grid,
-            queue.shard,
-            old,
-            contents or {},
-            drop_index=self._source.store.rewrites,
-            keep_empty=not edit.can_delete,
-            alignment=edit.append_alignment,
-            keep=keep,
-        )
-        new = await plan(compact=compact)
-        if old is not None and not keep and self._is_wasteful(layout, queue.shard, old, new):
-            with suppress(CorruptionError):  # what is damaged cannot be moved
-                new = await plan(compact=True)
-        undo = await self._undo_record(queue, layout, edit, old, new)
-        moves = old is not None and not new.is_append and grid.is_appended_to
-        return _Commit(queue, layout, records, len(contents or {}), edit, new, undo, moves)
-
     async def _others_have_pending(self) -> bool:
         return self._others is not None and await self._others.have_pending()
 
-    def _is_wasteful(self, layout: ArrayLayout, shard: Coords, old: OpenShard, new: NewShard) -> bool:
-        """Whether a shard is to be compacted instead of appended to.
-
-        If no chunk was ever seen at its beginning, the bytes there may belong to another format, and stay.
-        """
-        if self._auto_compact is None or not new.is_append or new.splice is None:
-            return False
-        level = layout.grid.levels[0]
-        version = self._source.shards.generations.of(layout, shard, old.snapshot.stat)
-        version.saw_beginning(is_chunk=level.index_at_start or old.index.first_live_byte == 0)
-        index = level.index_codecs.decode(new.index, layout.grid.index_shape(shard), new.splice.nbytes)
-        ndead = index.shard_nbytes - index.live_nbytes
-        return version.begins_with_chunk and ndead >= self._auto_compact * index.shard_nbytes
-
-    async def _announce(self, commits: Sequence[_Commit]) -> None:
+    async def _announce(self, commits: Sequence[ShardCommit]) -> None:
         """Make undo records and payloads durable before the shards are changed.
 
         If that fails, an undo record may be durable all the same: its shard is left for the next attempt to settle.
@@ -558,20 +498,7 @@ class GroupCommit:
                         commit.edit.leave()
             raise
 
-    async def _undo_record(
-        self, queue: ShardQueue, layout: ArrayLayout, edit: ObjectEdit, old: OpenShard | None, new: NewShard
-    ) -> UndoRecord:
-        """Return the undo record of a planned commit. It has a checksum of the payloads, so that these are read here.
-
-        What cannot be read so prevents the commit of its own shard, and of no other in the batch.
-        """
-        # An index at the start is replaced, so the store writes such a shard anew.
-        is_rewritten = self._source.store.rewrites or layout.grid.levels[0].index_at_start
-        index = new.index if new.is_append and not is_rewritten else None
-        make = partial(undo_record, layout.path, queue.shard, edit, queue.key, old, new.splice, index)
-        return make() if index is None else await trio.to_thread.run_sync(make)
-
-    async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
+    async def _execute(self, commit: ShardCommit, unreachable: list[UnreachableError]) -> None:
         with self._noting_failure(commit.queue, unreachable):
             await self._store(commit)
             await self._finish(commit.queue, commit.records)  # before others have the shard
@@ -579,7 +506,7 @@ class GroupCommit:
                 await self.journal.sync_soon()  # else what is released might be made again, over what they store then
             await commit.edit.release()
 
-    async def _store(self, commit: _Commit) -> None:
+    async def _store(self, commit: ShardCommit) -> None:
         """Store the next version of a shard."""
         statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
         layout, shard = commit.layout, commit.queue.shard
@@ -600,7 +527,7 @@ class GroupCommit:
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
 
-    async def _give_up(self, commit: _Commit, error: ShardfsError) -> None:
+    async def _give_up(self, commit: ShardCommit, error: ShardfsError) -> None:
         """Give up a commit that failed with *error*.
 
         A shard that durably is as it was may be changed by others now. Any other that was to be appended to in place is

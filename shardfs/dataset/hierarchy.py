@@ -13,6 +13,7 @@ from stat import S_IFDIR
 from typing import Final, ParamSpec, TypeVar
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.chunk_set import ChunkSet
 from shardfs.dataset.consolidated import ConsolidatedMetadata, says_the_same
 from shardfs.dataset.foreign import Outlines, find_foreign
 from shardfs.dataset.node import (
@@ -275,6 +276,11 @@ class Hierarchy:
                 return removed
             del self._removed[path]
         return None
+
+    def given_up(self, path: str) -> ChunkSet | None:
+        """Return the damaged chunks that were removed of the array at *path*; None unless its document was removed."""
+        removed = self._removed.get(path)
+        return removed.given_up if removed is not None else None
 
     def gone(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""

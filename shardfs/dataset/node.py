@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.chunk_set import ChunkSet
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import ConflictError, LockedError, NotADirectoryHereError, NotFoundError, StoreError
 from shardfs.format.codecs import checksum_in
@@ -19,7 +20,7 @@ from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.outline import tree_of
 from shardfs.formats import FoundNode
-from shardfs.stores.base import ObjectWriter, Reader, Stat, join_key
+from shardfs.stores.base import Reader, Stat, Store, join_key
 
 DOCUMENT: Final = ZARR_JSON
 _PAUSE: Final = 0.1  # seconds
@@ -122,11 +123,15 @@ class RemovedArray:
       another document;
     - `Hierarchy.removed` ends it when somebody else has stored another document;
     - `Hierarchy.moved` takes it along with its directory.
+
+    Chunks in *given_up* are damaged, and programs removed them: they are not shown any more. Nothing is removed for
+    that before the array ends, and if it gets its document back, they are shown as damaged again.
     """
 
     def __init__(self, store: Reader, path: str, was: StoredArray) -> None:
         self.path = path
         self.was = was
+        self.given_up = ChunkSet()
         self._store = store
         self._key = join_key(path, DOCUMENT)
         self._stat = was.document_stat
@@ -158,8 +163,10 @@ class RemovedArray:
         self._stat = snapshot.stat
         return True
 
-    async def drop(self, store: ObjectWriter) -> None:
+    async def drop(self, store: Store) -> None:
         """Remove the document from its *store*, unless another program has stored another one in its place.
+
+        Its directory stays, also in a bucket, where nothing else may be in it.
 
         Nothing is pending in the array, and the caller holds the lock of the node, so that nothing is published and no
         document is stored through the mount meanwhile.
@@ -175,6 +182,8 @@ class RemovedArray:
                         return
                     if edit.snapshot.stat.version == self._stat.version:
                         await edit.delete()
+                        if store.root is None:
+                            await store.make_directories(self.path)
                         return
                 attempts -= 1  # its mode or owner was changed
             except LockedError:
@@ -186,7 +195,7 @@ class RemovedArray:
     def moved(self, path: str) -> "RemovedArray":
         """Return the same array in a directory that was moved to *path*."""
         removed = RemovedArray(self._store, path, self.was)
-        removed._stat = self._stat
+        removed._stat, removed.given_up = self._stat, self.given_up
         return removed
 
 

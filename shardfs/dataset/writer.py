@@ -5,7 +5,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -18,17 +17,14 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import NOTHING
 from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
-from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.errors import (
     ConflictError,
     NoSpaceError,
     ReadOnlyError,
     ShardfsError,
     StaleError,
-    StoreError,
     UnreachableError,
 )
-from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
@@ -186,46 +182,3 @@ class ChunkWriter:
         except ShardfsError as error:
             log.error("%s is not made smaller: %s", self.journal.where, error)  # noqa: TRY400
         return self.journal.nbytes < before
-
-
-async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:
-    """Remove every stored chunk of *array*, as it was before, that is outside its new *shape*.
-
-    If a shard cannot be changed, the others are changed first, and then its error is raised.
-    """
-    inside = ChunkGrid.regular(shape, array.grid.chunk_shape).shape
-    failure: ShardfsError | None = None
-    for shard in [shard async for shard in walk_shards(array)]:
-        try:
-            await _empty_outside(commits, array, shard, inside)
-        except ShardfsError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
-
-
-async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, inside: Coords) -> None:
-    """Remove the chunks of one shard that are outside the grid *inside*."""
-    before = array.grid.chunk_shape, array.layout.key_encoding
-
-    async def outside() -> Mapping[Coords, Content | None] | None:
-        """Return what to remove, all if that is None: not what is in an array that another session has made larger."""
-        now = await commits.array_now(array.layout.path)
-        if now is None or (now.grid.chunk_shape, now.layout.key_encoding) != before:
-            return {}  # somebody has made something else of it
-        limits = tuple(map(max, inside, now.grid.grid_shape))
-        starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
-        if any(start >= n for start, n in zip(starts, limits, strict=True)):
-            return None
-        return {
-            coords: None
-            async for coords in array.chunks_of(shard)
-            if any(i >= n for i, n in zip(coords, limits, strict=True))
-        }
-
-    for _ in range(_ATTEMPTS):
-        if await commits.rewrite(array.layout, shard, outside):
-            return
-        with suppress(ConflictError):  # what does not fit any more is kept, and was named
-            await commits.flush(below=array.layout.path)
-    raise StoreError(f"{array.layout.shard_key(shard)} is written over and over while its array is made smaller")

@@ -4,7 +4,7 @@ The cookie of a name is its last coordinate + 1, or its index in the grid + 1 wh
 """
 
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Iterable, Mapping, Sequence
 from itertools import groupby, repeat
 from typing import Final, Protocol
 
@@ -44,6 +44,10 @@ class ListedChunks(Protocol):
     @property
     def listed_missing(self) -> Missing | None:
         """What a listing shows for a missing chunk; None if nothing."""
+
+    @property
+    def given_up(self) -> Container[Coords]:
+        """The damaged chunks that are not shown."""
 
     def directories_in(self, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
         """Yield, in order, the next coordinates of the directories of chunks that are listed in the one at *prefix*."""
@@ -127,12 +131,12 @@ async def _list_row(tree: ListedChunks, prefix: Coords, start: int) -> AsyncGene
     missing, array = tree.listed_missing, tree.array
     if missing is None:
         async for run in array.list_row(prefix, start):
-            for batch in _batches(tree, run, prefix, None):
+            for batch in _batches(tree, run.without(prefix, tree.given_up), prefix, None):
                 yield batch
         return
     nbytes = (await missing.chunk()).nbytes
     async for run in array.list_row(prefix, start):
-        for part in (*array.absent_runs(prefix, start, run.first), run):
+        for part in (*array.absent_runs(prefix, start, run.first), run.without(prefix, tree.given_up)):
             for batch in _batches(tree, part, prefix, nbytes):
                 yield batch
         start = run.first + run.length

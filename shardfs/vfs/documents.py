@@ -11,12 +11,13 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.consolidated import is_in_any
+from shardfs.dataset.emptying import empty_outside
 from shardfs.dataset.journal.records import Shrink
 from shardfs.dataset.journal.recovery import finish_shrink
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
-from shardfs.dataset.writer import ChunkWriter, empty_outside
+from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
@@ -236,6 +237,8 @@ class Documents:
                 return node
             if isinstance(stored, ArrayMetadata) and isinstance(edited, ArrayMetadata):
                 self._view.lens.put(stored, edited)  # raises if it does not describe the same chunks
+                if self._fs.hierarchy.given_up(node.path):
+                    await chunks.prune()
                 return node
         await self.end(chunks)
         return await self._fs.hierarchy.node(node.path, fresh=True)

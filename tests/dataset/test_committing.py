@@ -74,14 +74,14 @@ async def that_cannot_commit(root: Path, *paths: str) -> AsyncIterator[Process]:
     async with that_commits(root) as process:
         journal, commits = process.writing.journal, process.writing.writer.commits
         journal.max_nbytes, journal._segment_nbytes = 100_000, 20_000
-        plan = commits._plan
+        plan = commits.planner.plan
 
         async def fails(queue: ShardQueue, *more: Any, **options: Any) -> object:
             if queue.layout.path in paths:
                 raise StoreError(f"{queue.key} cannot be written")
             return await plan(queue, *more, **options)
 
-        commits._plan = fails  # type: ignore[method-assign]
+        commits.planner.plan = fails  # type: ignore[method-assign]
         yield process
 
 
@@ -207,7 +207,7 @@ async def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(
             await process.write("unchecked", 0, bytes(INNER))
         with pytest.raises(StoreError, match=r"^end/c/0 cannot be written"):
             await process.write("end", 0, bytes(INNER))
-        del process.writing.writer.commits._plan  # it can be committed again
+        del process.writing.writer.commits.planner.plan  # it can be committed again
         await process.commit()
         await process.write("unchecked", 0, bytes(INNER))
 
@@ -847,19 +847,22 @@ async def test_what_a_dead_session_left_in_one_array_prevents_no_change_of_anoth
         assert len(await process.writing.others.flush()) == 1, "who flushes all is told"
 
 
+@pytest.mark.parametrize("other", ["a group", "an array with smaller shards"])
 @in_trio
-async def test_files_of_who_made_a_group_of_an_array_stay_when_that_is_made_smaller(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch
+async def test_files_of_who_made_something_else_of_an_array_stay_when_that_is_made_smaller(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     process = await Process.start(arrays, QuickDisk())
     await process.write("end", PER_SHARD, payload_of("end", 1))
     await process.commit()
     rewrite = GroupCommit.rewrite
 
-    async def replaced(commits: GroupCommit, *arguments: Any) -> bool:
-        write(arrays / "end", GROUP)
+    async def replaced(commits: GroupCommit, *arguments: Any, **options: Any) -> bool:
+        document = json.loads((arrays / "end/zarr.json").read_text())
+        document["chunk_grid"]["configuration"]["chunk_shape"] = [PER_SHARD * INNER // 2]
+        write(arrays / "end", GROUP if other == "a group" else document)
         os.utime(arrays / "end/zarr.json", (1e9, 1e9))
-        return await rewrite(commits, *arguments)
+        return await rewrite(commits, *arguments, **options)
 
     monkeypatch.setattr(GroupCommit, "rewrite", replaced)
     await process.edit("end", resize(PER_SHARD * INNER))

@@ -119,7 +119,7 @@ async def test_a_shard_that_could_not_be_committed_is_named_no_longer_once_it_is
     commits = process.writing.writer.commits
     for number in range(PER_SHARD):
         await process.write("end", number, payload_of("end", number + 1))
-    with patch.object(commits, "_plan", side_effect=StoreError("the disk is away")), pytest.raises(StoreError):
+    with patch.object(commits.planner, "plan", side_effect=StoreError("the disk is away")), pytest.raises(StoreError):
         await process.commit()
     assert [one.key for one in commits.failing] == ["end/c/0"]
     if how == "committed":

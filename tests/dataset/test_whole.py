@@ -14,7 +14,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.dataset import commit
+from shardfs.dataset import commit, planning
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
@@ -230,7 +230,7 @@ async def test_a_shard_that_another_host_replaces_while_a_commit_reads_it_is_rea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = await two_hosts(tmp_path, sharding((6000,), sharding((3000,), extension("bytes"))))
-    build, is_first = commit.build, True
+    build, is_first = planning.build, True
 
     async def after_another_commit(*args: Any, **options: Any) -> NewShard:
         nonlocal is_first
@@ -244,7 +244,7 @@ async def test_a_shard_that_another_host_replaces_while_a_commit_reads_it_is_rea
     await one.commit()
     await other.put((1,), b"new" * 1000)
     await one.put((2,), b"new" * 1000)
-    monkeypatch.setattr(commit, "build", after_another_commit)
+    monkeypatch.setattr(planning, "build", after_another_commit)
     await other.commit()
     assert [await one.read((number,)) for number in range(3)] == [b"old" * 1000, b"new" * 1000, b"new" * 1000]
 

@@ -30,6 +30,7 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Others
 from shardfs.dataset.commit import GroupCommit
+from shardfs.dataset.emptying import empty_outside
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
@@ -46,7 +47,6 @@ from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
 from shardfs.dataset.syncing import make_durable
-from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node

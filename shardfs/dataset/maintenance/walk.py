@@ -4,7 +4,7 @@ Also what to say of a source without sharded arrays.
 """
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import product
@@ -310,19 +310,30 @@ async def walk_all_shards(
             advance(1)
 
 
-async def prune(store: Store, directory: str, *, locks: bool = False) -> None:
-    """Remove *directory* and those below it, as far as they are empty, or contain only *locks*."""
+async def prune(
+    store: Store, directory: str, *, locks: bool = False, left: Callable[[str], Awaitable[None]] | None = None
+) -> None:
+    """Remove *directory* and those below it, as far as they are empty, or contain only *locks*.
+
+    Before, *left* is called with the key of each file, and may remove it: its lock is still there.
+    """
     try:
         entries = await store.list(directory)
     except (NotFoundError, NotADirectoryHereError):
         return
+    held = []
     for entry in entries:
+        key = join_key(directory, entry.name)
         if entry.kind is Kind.DIRECTORY:
-            await prune(store, join_key(directory, entry.name), locks=locks)
+            await prune(store, key, locks=locks, left=left)
         elif locks and is_lock(entry.name):
-            with suppress(NotFoundError):
-                await store.unlink(join_key(directory, entry.name))
-    with suppress(NotEmptyError):
+            held.append(key)
+        elif left is not None:
+            await left(key)
+    for key in held:
+        with suppress(NotFoundError):
+            await store.unlink(key)
+    with suppress(NotEmptyError, NotFoundError):  # in a bucket, it is gone with the last object in it
         await store.rmdir(directory)
 
 

@@ -1,22 +1,23 @@
 """Inner chunks and directories of chunks: computed from inode numbers, stored in no table."""
 
-import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from operator import lt
 from stat import S_IMODE
 from typing import Final
 
 from shardfs.dataset.array import Extent
+from shardfs.dataset.chunk_set import ChunkSet
+from shardfs.dataset.emptying import remove_directories
 from shardfs.dataset.journal.records import Put
 from shardfs.dataset.layout import OwnVersion
-from shardfs.dataset.maintenance.walk import prune, walk_files
+from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.dataset.node import RemovedArray
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import (
+    CorruptionError,
     MetadataError,
     NoAttributeError,
     NotADirectoryHereError,
@@ -26,13 +27,12 @@ from shardfs.errors import (
     RefusedError,
     StaleError,
 )
-from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
-from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk, Missing
+from shardfs.vfs.chunk_keys import ChunkKeys
 from shardfs.vfs.chunk_listing import list_chunks
-from shardfs.vfs.chunk_set import ChunkSet
 from shardfs.vfs.entries.base import Entry, PublishedEntry, Tree
 from shardfs.vfs.handles import (
     OTHERS,
@@ -51,15 +51,12 @@ from shardfs.vfs.new_directories import NewDirectories
 from shardfs.vfs.write_buffer import WriteBuffer
 
 _MAX_ROWS: Final = 8192
-_TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
-"""The names that zarr-python, which replaces what follows the last dot, rclone and rsync give a file they write."""
-
 _SHARD: Final = b"user.shardfs.shard"
 _OFFSET: Final = b"user.shardfs.offset"
 _NBYTES: Final = b"user.shardfs.nbytes"
 
 
-class ChunkTree:
+class ChunkTree(ChunkKeys):
     """The chunks of an array as the view shows them, and the directories above them.
 
     *numbers* are their inode numbers. Position 0 is the directory *root* (`c`) or, where keys have no such directory
@@ -76,15 +73,13 @@ class ChunkTree:
     """
 
     def __init__(self, fs: Tree, chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
+        super().__init__(chunk_view.array, chunk_view.key_encoding, is_remote=fs.store.root is None)
         self.fs = fs
         self.chunk_view = chunk_view
-        self.array, self.encoding, self.codec, _ = chunk_view
+        self.codec = chunk_view.codec
         self.path = self.array.layout.path
         self.numbers = numbers
         self.numbering = numbers.numbering
-        self._ndim = self.array.grid.ndim
-        self.root = self.encoding.root(self._ndim)
-        self.is_nested = self.encoding.is_nested(self._ndim)
         self.refilled = ChunkSet()
         self.removed_again = ChunkSet()
         self.removals: Counter[int] = Counter()
@@ -96,33 +91,6 @@ class ChunkTree:
     def has_history(self) -> bool:
         """Whether it holds anything that cannot be computed again."""
         return bool(self.refilled or self.removed_again or self.removals)
-
-    def owns(self, name: str) -> bool:
-        """Whether *name*, in a directory of chunks, has the form of a chunk or a directory of chunks.
-
-        It may be outside the grid.
-        """
-        return (parse_coordinate(name) if self.is_nested else self.encoding.decode(name, self._ndim)) is not None
-
-    def owns_in_array(self, name: str) -> bool:
-        """Whether *name*, in the directory of the array, has the form of a chunk or a directory of chunks."""
-        return self.encoding.begins(name, self._ndim)
-
-    def takes(self, name: str) -> bool:
-        """Whether *name*, in the directory of the array, has the form of a chunk or of a stored shard."""
-        return self.owns_in_array(name) or self.array.layout.key_encoding.begins(name, self._ndim)
-
-    def is_scratch(self, name: str) -> bool:
-        """Whether the file *name*, in the directory of the array, is a scratch file.
-
-        Scratch files are locks of chunks and shards in that directory. In a bucket, they are also the temporary names
-        that writers are known to give chunks: to store and rename those would take three or four requests. Any other
-        name may be a user's file.
-        """
-        if is_lock(name):
-            return self.takes(name.removesuffix(LOCK_SUFFIX))
-        match = _TEMPORARY.fullmatch(name) if self.fs.store.root is None else None
-        return match is not None and any(map(self.takes, (key := match[1] or match[2], f"{key}.0")))
 
     def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
         """Return the chunk, or directory of chunks, at *position*, with the inode number *ino*."""
@@ -141,20 +109,19 @@ class ChunkTree:
             return (*_coords(self.numbering, position or 0), int(name))
         return self.encoding.decode(name, self._ndim) or ()
 
-    def _contains(self, coords: Coords) -> bool:
-        """Whether a chunk, or a directory of chunks, is within the grid."""
-        return all(map(lt, coords, self.array.grid.grid_shape))
-
     async def lookup(self, position: int | None, name: str) -> Attributes:
         """Return the attributes of *name*, which has the form of a chunk or directory of chunks; see `entry`."""
         coords = self._coords_of(position, name)
-        if not self._contains(coords):
+        if not self.contains(coords):
             return absent(0.0 if self.fs.is_writable else self.fs.hierarchy.remaining(self.path))
         if len(coords) < self._ndim:
             if not await self.has_directory(coords):
                 return absent(0.0)
             return await self.directory_attributes(self.numbering.of_directory(coords))
-        attributes, _ = await self.find(coords)
+        try:
+            attributes, _ = await self.find(coords)
+        except CorruptionError as error:
+            return await self.attributes_of_damaged(coords, error)
         return absent(0.0) if self.removed_again.discard(coords) else attributes
 
     async def open(self, position: int | None, name: str) -> ChunkHandle | Attributes | None:
@@ -163,7 +130,7 @@ class ChunkTree:
         None if it is not the name of a chunk within the grid; attributes of nothing if there is no such chunk.
         """
         coords = self._coords_of(position, name)
-        if len(coords) < self._ndim or not self._contains(coords):
+        if len(coords) < self._ndim or not self.contains(coords):
             return None
         self.array.note_read(coords)
         handle = await Chunk(self, coords).current()
@@ -178,7 +145,7 @@ class ChunkTree:
         await self.check()
         self.check_writable()
         coords = self._coords_of(position, name)
-        if not self._contains(coords):
+        if not self.contains(coords):
             raise RefusedError(f"{self.encoding.encode(coords)} of {self.path or 'the array'} lies beyond its shape")
         return ChunkDirectory(self, coords) if len(coords) < self._ndim else Chunk(self, coords)
 
@@ -189,13 +156,8 @@ class ChunkTree:
 
     def directory_at(self, path: str) -> "ChunkDirectory | None":
         """Return the directory of chunks at *path*, relative to the array; None if it is none."""
-        names = path.split("/")
-        if self.root and names.pop(0) != self.root:
-            return None
-        coords = tuple(index for name in names if (index := parse_coordinate(name)) is not None)
-        if not self.is_nested or len(coords) != len(names) or len(coords) >= self._ndim or not self._contains(coords):
-            return None
-        return ChunkDirectory(self, coords)
+        coords = self.directory_coords(path)
+        return None if coords is None else ChunkDirectory(self, coords)
 
     async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the names of chunks, or of directories of chunks, in the directory of the array, after *cookie*."""
@@ -301,7 +263,12 @@ class ChunkTree:
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[Attributes, Extent | FillChunk | None]:
         """Return attributes and content of the chunk at *coords*; the content is None if there is no such chunk."""
-        state, extent = await self.array.find(coords, fresh=fresh)
+        try:
+            state, extent = await self.array.find(coords, fresh=fresh)
+        except CorruptionError:
+            if coords not in self.given_up:
+                raise
+            state, extent = await self.array.shard(self.array.layout.locate(coords).shard), None
         ttl, status = self.ttl(state), state.stat
         if extent is None:
             missing = self.shown_missing
@@ -335,25 +302,37 @@ class ChunkTree:
 
     async def is_empty(self, coords: Coords = ()) -> bool:
         """Whether the directory at *coords* contains no chunks, apart from removed ones shown as the fill value."""
-        return await self.array.is_empty(coords, besides=self.refilled)
+        return await self.array.is_empty(coords, besides=self.refilled, given_up=self.given_up)
 
     async def prune(self) -> None:
         """Commit the removal of all chunks, and remove the directories of the shards."""
-        array, encoding = self.array, self.array.layout.key_encoding
-        store, writer = self.fs.writable.store, self.fs.writable.writer
+        array, store, writer = self.array, self.fs.writable.store, self.fs.writable.writer
         for coords in self.refilled:
             if self.refilled.discard(coords):  # else it has been written meanwhile
                 await writer.erase(array, coords, mtime_ns=time.time_ns())
         await writer.commits.flush(below=self.path)
-        if encoding.is_nested(self._ndim):
-            root = encoding.root(self._ndim)
-            for name in [root] if root else [str(index) for index in await array.listing.children(())]:
-                await prune(store, join_key(self.path, name), locks=True)
-        elif store.root is not None:
-            for entry in await store.list(self.path):
-                if is_lock(entry.name) and encoding.begins(entry.name.removesuffix(LOCK_SUFFIX), self._ndim):
-                    await store.unlink(join_key(self.path, entry.name))
+        await remove_directories(writer.commits, store, array, self._given_up)
         array.listing.forget()
+
+    @property
+    def _given_up(self) -> ChunkSet | None:
+        return self.fs.hierarchy.given_up(self.path)
+
+    @property
+    def given_up(self) -> Container[Coords]:
+        """The damaged chunks that are not shown, as their array is being removed: see `RemovedArray`."""
+        return self._given_up or ()
+
+    async def attributes_of_damaged(self, coords: Coords, error: CorruptionError) -> Attributes:
+        """Return attributes by which a chunk can be removed that cannot be read, in an array that is being removed.
+
+        Raises the *error* in any other array.
+        """
+        if self._given_up is None:
+            raise error
+        state = await self.array.shard(self.array.layout.locate(coords).shard)
+        ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
+        return Attributes(ino, 0, 0.0, state.stat or UNKNOWN_FILE)
 
     def keep_version(self, ino: int, coords: Coords) -> None:
         """Let *ino* stand for the version of a chunk that was published through the mount."""
@@ -421,7 +400,10 @@ class Chunk(PublishedEntry):
 
     async def attributes(self) -> Attributes:
         """Return the attributes of this version."""
-        return (await self._version(fresh=False)).attributes
+        try:
+            return (await self._version(fresh=False)).attributes
+        except CorruptionError as error:
+            return await self.chunks.attributes_of_damaged(self.coords, error)
 
     async def open(self) -> ChunkHandle:
         """Open this version."""
@@ -513,9 +495,20 @@ class Chunk(PublishedEntry):
         await self.fs.writable.store.check_writable(layout.shard_key(layout.locate(self.coords).shard))
 
     async def erase(self) -> None:
-        """Remove the chunk; where missing chunks are shown as the fill value, it is shown so again."""
-        handle = await self.current()
-        if handle is None:
+        """Remove the chunk; where missing chunks are shown as the fill value, it is shown so again.
+
+        A damaged one goes with its array. As long as that has a document, nothing removes it by accident.
+        """
+        try:
+            handle = await self.current()
+        except CorruptionError:
+            removed = await self.fs.hierarchy.removed(self.chunks.path)
+            if removed is None:
+                raise
+            await self.check_removable()
+            removed.given_up.add(self.coords)
+            return
+        if handle is None or (isinstance(handle.extent, FillChunk) and self.coords in self.chunks.given_up):
             raise NotFoundError(f"{self.path} does not exist")
         chunks = await self.chunks.present()
         self.fs.writable.document_writer.require_known(chunks.array)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.vfs.chunk_set import ChunkSet
+from shardfs.dataset.chunk_set import ChunkSet
 
 INDICES = st.integers(0, 3) | st.integers(1020, 1030) | st.integers(0, 2**40)
 
