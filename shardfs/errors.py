@@ -267,6 +267,10 @@ class SourceError(ShardfsError):
     exit_status = 3
 
 
+class NoSourceError(SourceError):
+    """Nothing is found below SOURCE, or nobody may look there; it may still be the name of a file."""
+
+
 class MountPointError(ShardfsError):
     """MOUNTPOINT cannot be used."""
 

@@ -113,9 +113,8 @@ def verify(
 
     Its `problems` name what is damaged. *draft* is that of `info`, *executor* and *jobs* are those of `pack`.
     """
-    options = store_options or StoreOptions()
-    work = partial(verify_source, options=options, data=data, executor=executor, jobs=jobs, progress=progress)
-    return in_session(os.fspath(source), options, work, draft=draft).as_dict()
+    work = partial(verify_source, data=data, executor=executor, jobs=jobs, progress=progress)
+    return in_session(os.fspath(source), store_options or StoreOptions(), work, draft=draft).as_dict()
 
 
 def compact(
@@ -135,10 +134,8 @@ def compact(
     """
     if not 0 <= threshold <= 1:
         raise UsageError(f"threshold cannot be {threshold}: it is a share, from 0 to 1")
-    options = store_options or StoreOptions()
     work = partial(
         compact_source,
-        options=options,
         threshold=threshold,
         force=force,
         single_writer=single_writer,
@@ -146,7 +143,7 @@ def compact(
         jobs=jobs,
         progress=progress,
     )
-    return in_session(os.fspath(source), options, work).as_dict()
+    return in_session(os.fspath(source), store_options or StoreOptions(), work).as_dict()
 
 
 @overload

@@ -105,7 +105,7 @@ def look_at_locations(locations: Mapping[str, str], options: StoreOptions) -> di
 async def _names(url: str, options: StoreOptions) -> str:
     try:
         async with open_context() as context:
-            names = await context.source(url, options).store.check() or ()
+            names = context.source(url, await context.checked(url, options)).names or ()
     except Exception as error:
         return str(as_told(error))
     digest = hashlib.sha256(repr(sorted((name, kind.name) for name, kind in names)).encode()).hexdigest()[:16]

@@ -18,7 +18,6 @@ from shardfs.dataset.shard_listing import Strays
 from shardfs.dataset.state.holding import hold
 from shardfs.dataset.state.slots import slots_of
 from shardfs.errors import ShardfsError, SourceError, counted
-from shardfs.stores.url import StoreOptions
 
 THRESHOLD: Final = 0.5
 """From which share of dead bytes a shard is rewritten unless somebody says otherwise."""
@@ -58,7 +57,6 @@ async def _writable(source: Source, report: CompactReport) -> AsyncIterator[Node
 
 async def compact_source(
     source: Source,
-    options: StoreOptions,
     *,
     threshold: float = THRESHOLD,
     force: bool = False,
@@ -67,7 +65,7 @@ async def compact_source(
     jobs: int | None = None,
     progress: Progress = no_progress,
 ) -> CompactReport:
-    """Rewrite the shards of *source*, opened with *options*, of which at least the share *threshold* is dead bytes.
+    """Rewrite the shards of *source* of which at least the share *threshold* is dead bytes.
 
     With *force* also those that begin with bytes of another format. *executor* and *jobs* are those of `run_tasks`:
     other processes may look for shards, but only this one has a journal to compact them with. *single_writer*: the user
@@ -92,7 +90,6 @@ async def compact_source(
         async with opened(source, state, sessions) as (_, commits):
             shards = await look_at_shards(
                 source,
-                options,
                 walk_all_shards(_writable(source, report), "looking for dead bytes", progress, others=others),
                 partial(find_waste, threshold=threshold, force=force),
                 reads_chunks=False,

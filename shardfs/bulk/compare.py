@@ -390,6 +390,8 @@ async def compare(
     value. *progress* is called with the number of finished tasks. Raises `SourceError` for what cannot be read.
     """
     async with open_context() as context:
+        for url in map(url_of, (source, destination)):
+            options = await context.checked(url, options)
         return await _compare(Job(url_of(source), url_of(destination), options), context, executor, jobs, progress)
 
 
@@ -398,8 +400,6 @@ async def _compare(
 ) -> list[str]:
     problems: list[str] = []
     old, new = job.both(context)
-    for compared in (old, new):
-        await compared.store.check()
 
     async def tasks() -> AsyncIterator[Task[Any, Sequence[str]]]:
         if await _is_of_files(old, new):

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Final, Generic, TypeVar, cast
 from uuid import uuid4
@@ -23,7 +23,7 @@ from uuid import uuid4
 import trio
 
 from shardfs.dataset.hierarchy import Source, open_outlines, open_source
-from shardfs.dataset.source import applicable, open_store_in
+from shardfs.dataset.source import applicable, open_checked, open_store_in
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.format.document import drafts_of
 from shardfs.stores.clouds.outline import OutlineOf
@@ -69,10 +69,19 @@ class WorkerContext:
         """
         if url not in self._sources:
             chosen = applicable(options, url)
-            self._sources[url] = Source.of(
-                open_store_in(self._session, url, chosen, outline_of=self._outlines, ttl=TTL)
-            )
+            store = open_store_in(self._session, url, chosen, outline_of=self._outlines, ttl=TTL)
+            self._sources[url] = Source.of(store, options=chosen)
         return self._sources[url]
+
+    async def checked(self, url: str, options: StoreOptions) -> StoreOptions:
+        """Open the source at *url*, which is not open yet; return the options with which other processes open it.
+
+        Raises `SourceError` if it cannot be read.
+        """
+        chosen = applicable(options, url)
+        store, names, found = await open_checked(self._session, url, chosen, outline_of=self._outlines, ttl=TTL)
+        self._sources[url] = Source.of(store, names=names, options=found)
+        return replace(options, files=found.files)
 
     async def last(self, key: object, make: Callable[[], Awaitable[R]]) -> R:
         """Return the result of *make* for *key*; the last one is kept: tasks come in order."""

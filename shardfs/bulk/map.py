@@ -23,7 +23,6 @@ from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.stores.parallel import for_each
-from shardfs.stores.url import StoreOptions
 
 _MAX_DRAWN: Final = 16
 """For how many shards of an array the layout is shown."""
@@ -86,7 +85,6 @@ class Maps(NamedTuple):
 
 async def map_source(
     source: Source,
-    options: StoreOptions,
     array: str | None = None,
     *,
     draws: bool = False,
@@ -94,7 +92,7 @@ async def map_source(
     jobs: int | None = None,
     progress: Progress = no_progress,
 ) -> Maps:
-    """Return the map of every sharded array of *source*, opened with *options*, or of that at *array*.
+    """Return the map of every sharded array of *source*, or of that at *array*.
 
     If it *draws*, with the layouts of some shards. *executor* and *jobs* are those of `run_tasks`.
     """
@@ -119,7 +117,6 @@ async def map_source(
 
     shards = await look_at_shards(
         source,
-        options,
         walk_all_shards(nodes(), "mapping", progress, failed, others),
         measure,
         reads_chunks=False,

@@ -122,8 +122,8 @@ async def fill(
     `UsageError` before that, and `NoSpaceError` if there is no space left.
     """
     async with open_context() as context:
+        options = await context.checked(url_of(source), options)
         job = Job(url_of(source), url_of(destination), options, how.compares)
-        await job.reading(context).store.check()
         if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
             what = f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other"
             raise UsageError(f"{what}; choose a DEST that is neither in SOURCE nor around it")

@@ -82,7 +82,6 @@ class LookAtShards(Task[ShardResult[R], ShardResult[R]]):
 
 async def look_at_shards(
     source: Source,
-    options: StoreOptions,
     shards: AsyncIterable[tuple[Array, Coords]],
     look: Look[R],
     *,
@@ -92,10 +91,9 @@ async def look_at_shards(
 ) -> list[ShardResult[R]]:
     """Examine all *shards* with *look*; returns what it finds, in their order.
 
-    *source* was opened with *options*, as other processes open it. *reads_chunks*: chunks are read, not only indexes.
-    *executor* and *jobs* are those of `run_tasks`.
+    *reads_chunks*: chunks are read, not only indexes. *executor* and *jobs* are those of `run_tasks`.
     """
-    url = source.store.url
+    url, options = source.store.url, source.options
     found: list[ShardResult[R]] = []
     cost = partial(_nbytes, reads_chunks=reads_chunks)
 

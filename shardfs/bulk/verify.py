@@ -30,7 +30,6 @@ from shardfs.format.sharding import Coords
 from shardfs.formats import VirtualStore
 from shardfs.stores.base import in_pieces
 from shardfs.stores.parallel import for_each
-from shardfs.stores.url import StoreOptions
 
 NO_CHECKSUM: Final = (
     "damage to their chunks is found where they cannot be decoded, and may come out as other values elsewhere, here as "
@@ -102,14 +101,13 @@ class VerifyReport:
 
 async def verify_source(
     source: Source,
-    options: StoreOptions,
     *,
     data: bool = False,
     executor: Executor | None = None,
     jobs: int | None = None,
     progress: Progress = no_progress,
 ) -> VerifyReport:
-    """Check every shard of *source*, which was opened with *options*; with *data*, decode all chunks too.
+    """Check every shard of *source*; with *data*, decode all chunks too.
 
     If files are parts of others, each is checked: whether the other file is there, and has the range; with *data*,
     whether it can be read. *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays,
@@ -162,7 +160,6 @@ async def verify_source(
 
     looked_at = await look_at_shards(
         source,
-        options,
         shards(),
         partial(find_damage, data=data),
         reads_chunks=data,

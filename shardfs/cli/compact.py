@@ -47,7 +47,6 @@ def compact(
     with executor(jobs, dask, store_options, source) as chosen:
         work = partial(
             compact_source,
-            options=store_options,
             threshold=threshold,
             force=force,
             single_writer=single_writer,

@@ -74,9 +74,7 @@ def map(
     """
     draws = page is not None or (array is not None and not as_json)
     with executor(jobs, dask, store_options, source) as chosen:
-        work = partial(
-            map_source, options=store_options, array=array, draws=draws, executor=chosen, jobs=jobs, progress=progress
-        )
+        work = partial(map_source, array=array, draws=draws, executor=chosen, jobs=jobs, progress=progress)
         found = in_session(source, store_options, work, draft=draft)
     maps, reasons = found.maps, found.reasons
     if page is not None:

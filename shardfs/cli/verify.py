@@ -55,7 +55,7 @@ def verify(
         _compare(source, destination, store_options, data or as_json or draft is not None, jobs, dask)
         return
     with executor(jobs, dask, store_options, source) as chosen:
-        work = partial(verify_source, options=store_options, data=data, executor=chosen, jobs=jobs, progress=progress)
+        work = partial(verify_source, data=data, executor=chosen, jobs=jobs, progress=progress)
         report = in_session(source, store_options, work, draft=draft)
     show(report.as_dict(), report.lines(), as_json=as_json)
     if report.found:

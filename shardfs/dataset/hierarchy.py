@@ -29,7 +29,7 @@ from shardfs.dataset.node import (
 )
 from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.dataset.shard_cache import ShardCache
-from shardfs.dataset.source import open_store
+from shardfs.dataset.source import open_checked
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import (
@@ -59,7 +59,7 @@ from shardfs.formats import FoundNode
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key, writable
 from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.ttl import derived_at, part_of_request, within_ttl
-from shardfs.stores.url import StoreOptions
+from shardfs.stores.url import DEFAULTS, StoreOptions, open_session
 
 log = logging.getLogger(__name__)
 
@@ -619,7 +619,8 @@ class _SeenArrays:
 class Source:
     """A store, its open shards, and its nodes. Compared by identity.
 
-    *names* are those at the top when it was opened, None if they are unknown, or too many.
+    *names* are those at the top when it was opened, None if they are unknown, or too many. *options* are those with
+    which other processes open it.
     """
 
     store: Reader
@@ -627,6 +628,7 @@ class Source:
     shards: ShardCache
     hierarchy: Hierarchy
     names: Sequence[ListedName] | None = None
+    options: StoreOptions = DEFAULTS
 
     @cached_property
     def writable(self) -> Store:
@@ -635,13 +637,19 @@ class Source:
 
     @classmethod
     def of(
-        cls, store: Reader, *, ttl: float | None = None, max_open: int = 512, names: Sequence[ListedName] | None = None
+        cls,
+        store: Reader,
+        *,
+        ttl: float | None = None,
+        max_open: int = 512,
+        names: Sequence[ListedName] | None = None,
+        options: StoreOptions = DEFAULTS,
     ) -> "Source":
         """Read *store*, trusting what was seen for *ttl* seconds, by default the store's own TTL."""
         ttl = store.ttl if ttl is None else ttl
         statistics = Statistics()
         shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)
-        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl), names)
+        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl), names, options)
 
     def beside(self) -> "Source":
         """Return the same source for another view: it shares everything but the nodes, which views show differently."""
@@ -654,13 +662,11 @@ async def open_source(
 ) -> AsyncIterator[Source]:
     """Open a source for the length of the block, which is its session: all that it owns ends there.
 
-    The arguments are those of `open_store` and `Source.of`. Raises `SourceError` if the source cannot be read.
+    The arguments are those of `open_checked` and `Source.of`. Raises `SourceError` if the source cannot be read.
     """
-    async with (
-        open_outlines() as outlines,
-        open_store(url, options or StoreOptions(), outline_of=outlines, ttl=ttl) as store,
-    ):
-        yield Source.of(store, max_open=max_open, names=await store.check())
+    async with open_outlines() as outlines, open_session() as session:
+        store, names, known = await open_checked(session, url, options or DEFAULTS, outline_of=outlines, ttl=ttl)
+        yield Source.of(store, max_open=max_open, names=names, options=known)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """From what a user types as SOURCE to a store: a location, or a file in one that a format takes."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from os import stat
 from os.path import basename, dirname, join, lexists, realpath
@@ -11,14 +11,14 @@ from urllib.parse import unquote
 
 import trio
 
-from shardfs.errors import SourceError, UsageError
-from shardfs.formats import Candidate, FileSource, Format, formats
-from shardfs.stores.base import DOCUMENTS, Reader
+from shardfs.errors import NoSourceError, ShardfsError, SourceError, UsageError
+from shardfs.formats import FIRST_NBYTES, Candidate, FileSource, Format, formats
+from shardfs.stores.base import DOCUMENTS, ListedName, Reader
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.files import AnyLocation, TargetFiles
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
-from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.objects.location import CloudLocation, S3Location
 from shardfs.stores.url import (
     DEFAULTS,
     StoreOptions,
@@ -31,7 +31,8 @@ from shardfs.stores.url import (
     usable_kinds,
 )
 
-_MAGIC_NBYTES: Final = 64
+_PATIENCE: Final = 10.0
+"""How many seconds a server has for the first bytes of a file, while a user waits."""
 
 
 @asynccontextmanager
@@ -58,9 +59,9 @@ def open_store_in(
     *outline_of* reads the documents of a source on a web server, which lists nothing; without it, there is an error.
     Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, else 60. Raises
     `SourceError`, and `UsageError` for options that the source does not have. A remote store is not contacted yet: see
-    `Reader.check`.
+    `open_checked`.
     """
-    location = _parse(source)
+    location = _parse(source, options)
     _check_options(options, location)
     if not isinstance(location, _File):
         return open_reader(session, location, options, outline_of, ttl)
@@ -76,9 +77,46 @@ def open_store_in(
     )
 
 
+async def open_checked(
+    session: trio.Nursery, source: str, options: StoreOptions, *, outline_of: OutlineOf | None, ttl: float | None
+) -> tuple[Reader, Sequence[ListedName] | None, StoreOptions]:
+    """Open the store of *source* as `open_store_in` does, and check it; returns it with the names at the top.
+
+    Where nothing is below a remote *source*, it may be a file: formats are asked for it by its first bytes. The options
+    that are returned say so to whoever opens the same again. Raises `SourceError` if it cannot be read.
+    """
+    store = open_store_in(session, source, options, outline_of=outline_of, ttl=ttl)
+    try:
+        return store, await store.check(), options
+    except NoSourceError:
+        recognised = await _recognised(session, source, options, ttl)
+        if recognised is None:
+            raise
+    options = replace(options, files=(*options.files, recognised))
+    store = open_store_in(session, source, options, outline_of=outline_of, ttl=ttl)
+    return store, await store.check(), options
+
+
+async def _recognised(
+    session: trio.Nursery, source: str, options: StoreOptions, ttl: float | None
+) -> tuple[str, str] | None:
+    """Return the URL of the remote file *source*, and the name of the format that takes it; None if none does."""
+    location = parse_location(source)
+    if isinstance(location, str) or source.endswith("/"):
+        return None
+    home, name = _in_its_place(location)
+    first = b""
+    if name:
+        with suppress(ShardfsError), trio.move_on_after(_PATIENCE):
+            snapshot = await open_files(session, home, options, ttl).open(name, head_nbytes=FIRST_NBYTES)
+            first = bytes(await snapshot.read(0, min(snapshot.size, FIRST_NBYTES)))
+    format_of = _taken(Candidate(name, is_file=True, is_directory=False, first=first)) if first else None
+    return None if format_of is None else (location.url, format_of.name)
+
+
 def applicable(options: StoreOptions, source: str) -> StoreOptions:
     """Return those of *options* that are for such sources as *source*, which is used beside another one."""
-    location = _parse(source)
+    location = _parse(source, options)
     names = [field.name for field in fields(options) if not _is_usable(field.name, location, options)]
     return replace(options, **{name: getattr(DEFAULTS, name) for name in names})
 
@@ -142,12 +180,12 @@ def _locations(location: AnyLocation | _File, options: StoreOptions) -> Iterator
         yield from map(parse_location, options.allow_target)
 
 
-def _parse(source: str) -> AnyLocation | _File:
+def _parse(source: str, options: StoreOptions = DEFAULTS) -> AnyLocation | _File:
     """Return the location or the file that *source* names; paths are looked at."""
     location = parse_location(source)
-    return (
-        _local_file(location) or location if isinstance(location, str) else _remote_file(source, location) or location
-    )
+    if isinstance(location, str):
+        return _local_file(location) or location
+    return _remote_file(source, location, dict(options.files)) or location
 
 
 def _local_file(path: str) -> _File | None:
@@ -167,15 +205,25 @@ def _local_file(path: str) -> _File | None:
     return _File(url, dirname(stored), basename(stored), format_of)
 
 
-def _remote_file(source: str, location: AnyLocation) -> _File | None:
-    """Return the file at the URL *source* that a format takes; None if none does."""
-    assert not isinstance(location, str)
+def _remote_file(source: str, location: S3Location | CloudLocation, known: Mapping[str, str]) -> _File | None:
+    """Return the file at the URL *source* that a format takes; None if none does.
+
+    *known* are formats of files by URL.
+    """
+    home, name = _in_its_place(location)
+    if location.url in known:
+        format_of = next((one for one in formats() if one.name == known[location.url]), None)
+    else:
+        shown = location.prefix.rpartition("/")[2]
+        format_of = _taken(Candidate(shown, not source.endswith("/"), is_directory=True)) if name else None
+    return None if format_of is None else _File(location.url, home, name, format_of)
+
+
+def _in_its_place(location: S3Location | CloudLocation) -> tuple[AnyLocation, str]:
+    """Return what is around a location, and its name there."""
     above, _, name = location.prefix.rpartition("/")
-    format_of = _taken(Candidate(name, not source.endswith("/"), is_directory=True)) if name else None
-    if format_of is None:
-        return None
-    stored = unquote(name) if isinstance(location, CloudLocation) and location.is_web else name
-    return _File(location.url, replace(location, prefix=above), stored, format_of)
+    name = unquote(name) if isinstance(location, CloudLocation) and location.is_web else name
+    return replace(location, prefix=above), name
 
 
 def _taken(candidate: Candidate) -> Format | None:
@@ -196,6 +244,6 @@ def _taken(candidate: Candidate) -> Format | None:
 def _first_bytes(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(_MAGIC_NBYTES)
+            return file.read(FIRST_NBYTES)
     except OSError:
         return b""

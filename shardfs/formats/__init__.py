@@ -52,7 +52,7 @@ from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import EMPTY, NO_INDEX, IndexCodecs, ShardIndex
 from shardfs.format.outline import Outline
 from shardfs.format.sharding import ShardGrid, ShardingLevel
-from shardfs.formats.base import Candidate, FileSource, Format, FoundNode, SourceDirectory
+from shardfs.formats.base import FIRST_NBYTES, Candidate, FileSource, Format, FoundNode, SourceDirectory
 from shardfs.formats.others import load_others
 from shardfs.formats.single import SingleFile
 from shardfs.formats.virtual import (
@@ -72,6 +72,7 @@ from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Snapshot
 
 __all__ = [
     "EMPTY",
+    "FIRST_NBYTES",
     "MAX_MADE_NBYTES",
     "NEW_GROUP",
     "NO_INDEX",

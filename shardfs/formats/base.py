@@ -15,6 +15,9 @@ from shardfs.stores.url import StoreOptions
 
 _USUAL_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
 
+FIRST_NBYTES: Final = 4096
+"""How much is read of the beginning of a file to see what it is."""
+
 Row = tuple[str, ...]
 """Documents of a node that are asked for together."""
 
@@ -66,7 +69,8 @@ class Candidate:
     """What a user has typed as SOURCE: something of this *name*.
 
     *is_file*, *is_directory*: it is one, or may be one, if it is remote; a URL that ends with a slash is no file. A
-    local one is at *path*, and a local file begins with the bytes *first*; of what is remote only the name is known.
+    local one is at *path*, and a file begins with the bytes *first*, up to `FIRST_NBYTES`. Of what is remote only the
+    name is known, unless no format takes it, and nothing is below it: then formats are asked again, with *first*.
     """
 
     name: str
@@ -113,6 +117,9 @@ class Format:
     suffixes: tuple[str, ...] = ()
     """What the name of a file that is a SOURCE ends with."""
 
+    signatures: tuple[bytes, ...] = ()
+    """What a file that is a SOURCE begins with, whatever its name: several bytes that no other file begins with."""
+
     sources: str = ""
     """In words, of which sources `options` are."""
 
@@ -144,8 +151,12 @@ class Format:
         return None
 
     def takes(self, source: Candidate) -> bool:
-        """Whether *source* is a file, or a directory, that `open` opens; by default a file with one of `suffixes`."""
-        return source.is_file and bool(self.suffixes) and source.name.endswith(tuple(self.suffixes))
+        """Whether *source* is a file, or a directory, that `open` opens.
+
+        By default it is a file with one of `suffixes`, in upper case or lower case, or of `signatures`.
+        """
+        suffixes, signatures = tuple(map(str.lower, self.suffixes)), tuple(self.signatures)
+        return source.is_file and (source.name.lower().endswith(suffixes) or source.first.startswith(signatures))
 
     def open(self, source: FileSource) -> Reader:
         """Return a reader of what is in *source*, which `takes` took; nothing is read yet.

@@ -34,11 +34,12 @@ class OtherFormat(Format):
         self.name = one.name
         if not isinstance(self.name, str) or not self.name:
             raise TypeError("it has no name: set the attribute `name`")
-        for names in ("documents", "suffixes", "options", "is_usual"):
-            if isinstance(getattr(one, names), str):
+        for names in ("documents", "suffixes", "signatures", "options", "is_usual"):
+            if isinstance(getattr(one, names), str | bytes):
                 raise TypeError(f"its `{names}` is a text, and should be several: ({getattr(one, names)!r},)")
         self.documents = frozenset(map(_text, one.documents))
         self.suffixes = tuple(map(_text, one.suffixes))
+        self.signatures = tuple(map(_bytes, one.signatures))
         self.options = frozenset(map(_text, one.options))
         self.is_usual = frozenset(map(_text, one.is_usual))
         self.sources, self.web_source = _text(one.sources), _text(one.web_source)
@@ -139,6 +140,12 @@ def _checked(loaded: object, package: str, taken: frozenset[str]) -> OtherFormat
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes) or not value:
+        raise TypeError(f"{value!r} is no signature: it should be some bytes")
     return value
 
 

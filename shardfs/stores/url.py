@@ -32,6 +32,7 @@ _REMOTE_TTL: Final = 60.0
 """Default TTL in seconds of what is remote; asking again takes a request."""
 
 ALLOW_TARGET: Final = "--allow-target"
+_FOUND: Final = "files"
 _FOR_ALL: Final = frozenset({"cache", "cache_size", "max_connections"})
 _FOR_WEB: Final = frozenset({"assume_complete"})
 """Options for all remote sources, and for those on web servers; all others are for S3, or for a format."""
@@ -51,9 +52,13 @@ class StoreOptions(RemoteOptions):
     directory that keeps at most *cache_size* of fetched data, also for later mounts. *assume_complete*: to list the
     chunks of a source on a web server, ask for each shard that an array may have; a file that is a source lists its
     chunks without it. *allow_target*: where other files may be to which such a file leads; without any, where it is.
+
+    *files* is no option of users: the URLs of files that do not say what they are by their names, each with the name of
+    its format, as whoever opened them found out, for all who open them again.
     """
 
     allow_target: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         roots = (self.allow_target,) if isinstance(self.allow_target, str) else tuple(self.allow_target)
@@ -76,7 +81,7 @@ class StoreOptions(RemoteOptions):
         arguments = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if value != field.default:
+            if value != field.default and field.name != _FOUND:
                 value = abspath(value) if field.name == "cache" else value
                 for one in value if isinstance(value, tuple) else (value,):
                     arguments.append(f"--{option_of(field.name)}" + ("" if one is True else f"={one}"))
@@ -130,6 +135,8 @@ def usable_kinds(name: str) -> str | None:
 
 def is_usable(name: str, location: AnyLocation) -> bool:
     """Whether the option *name* is for *location*."""
+    if name == _FOUND:
+        return True
     if name in _FOR_ALL:
         return isinstance(location, S3Location | CloudLocation)
     if name in _FOR_WEB:

@@ -40,6 +40,7 @@ STORE = StoreOptions(
     cache_size=54321,
     assume_complete=True,
     allow_target=("/data", "s3://other/part"),
+    files=((URL, "found out, and no option of a command"),),
 )
 MOUNT = MountOptions(
     metadata_ttl=0.5,

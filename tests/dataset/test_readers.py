@@ -19,7 +19,6 @@ from shardfs.errors import IsADirectoryHereError, NotFoundError, ReadOnlyError, 
 from shardfs.stores.base import Address, Buffer, Kind, ListedName, Reader, Snapshot, Stat
 from shardfs.stores.memory import Slice
 from shardfs.stores.objects.reader import ObjectReader
-from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import open_paths
 from tests.support.corpus import CASES, write_case
@@ -135,8 +134,8 @@ async def test_a_tree_shows_the_chunks_and_files_of_a_reader(stored: Any, reader
 
 @in_trio
 async def test_commands_read_a_reader(reader: Reader) -> None:
-    source, options = Source.of(reader, names=await reader.check()), StoreOptions()
-    report = await verify_source(source, options)
+    source = Source.of(reader, names=await reader.check())
+    report = await verify_source(source)
     assert (report.arrays, report.found) == (1, [])
     assert report.shards > 0
     assert [described["path"] for described in await describe_source(source)] == [""]

@@ -30,6 +30,7 @@ class B2nd(Format):
     name = "b2nd"
     documents = frozenset({FRAME})
     suffixes = (".b2nd",)
+    signatures = (MAGIC,)
 
     def open(self, source: FileSource) -> Reader:
         """Return a directory with the file as its frame."""

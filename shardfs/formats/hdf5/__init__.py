@@ -18,6 +18,8 @@ from shardfs.stores.base import Reader, Snapshot
 from shardfs.stores.url import how_to_install
 
 _SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
+_AT: Final = (0, 512, 1024, 2048)
+"""Where the signature may be, as far as the first bytes of a file reach: what is before it is of a user."""
 
 
 class Hdf5(Format):
@@ -27,8 +29,10 @@ class Hdf5(Format):
     suffixes = (".h5", ".hdf5", ".he5", ".nc", ".nc4")
 
     def takes(self, source: Candidate) -> bool:
-        """Whether *source* may be of HDF5: by its name, as there may be something before its signature, or by that."""
-        return source.is_file and (source.first.startswith(_SIGNATURE) or super().takes(source))
+        """Whether *source* may be of HDF5: by its name, as there may be much before its signature, or by that."""
+        return super().takes(source) or (
+            source.is_file and any(source.first.startswith(_SIGNATURE, start) for start in _AT)
+        )
 
     def open(self, source: FileSource) -> Reader:
         """Return what is in the file."""

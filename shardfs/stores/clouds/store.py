@@ -3,7 +3,6 @@
 import enum
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable, Sequence
-from functools import partial
 from typing import Final
 
 import trio
@@ -11,6 +10,7 @@ import trio
 from shardfs.errors import (
     AccessDeniedError,
     IsADirectoryHereError,
+    NoSourceError,
     NotADirectoryHereError,
     NotFoundError,
     SourceError,
@@ -44,9 +44,15 @@ class CloudBucketStore(BucketStore[Client]):
 
     async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many; raises `SourceError` if it cannot be read."""
-        entries = await first_answer(self.url, "the server", partial(self.list, ""), self._client.trouble)
+        return await first_answer(self.url, "the server", self._check, self._client.trouble)
+
+    async def _check(self) -> Sequence[ListedName] | None:
+        try:
+            entries = await self.list("")
+        except AccessDeniedError as error:
+            raise NoSourceError(f"{self.url} cannot be read: {error}") from None
         if not entries:
-            raise SourceError(f"nothing is stored at {self.url}")
+            raise NoSourceError(f"nothing is stored at {self.url}")
         return entries if len(entries) <= MAX_TOP else None
 
 
@@ -307,8 +313,11 @@ class WebStore(WebFiles):
 
     async def _check(self) -> Sequence[ListedName] | None:
         """Read the documents, whose server must give ranges, and nothing for what it does not have."""
-        if await self._outline("") is None:
-            raise SourceError(await self._what_is_there())
+        try:
+            if await self._outline("") is None:
+                raise NoSourceError(await self._what_is_there())
+        except AccessDeniedError as error:
+            raise NoSourceError(f"{self.url} cannot be read: {error}") from None
         if await self._has_nonsense():
             raise SourceError(
                 f"{self.url} cannot be read: its server has something under every name, so that nobody can tell what "

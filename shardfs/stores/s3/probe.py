@@ -18,6 +18,7 @@ import trio
 from shardfs.errors import (
     AccessDeniedError,
     ConflictError,
+    NoSourceError,
     NotFoundError,
     ShardfsError,
     SourceError,
@@ -63,7 +64,7 @@ async def _check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
         try:
             await client.get(DOCUMENT, Range(-1, 1))
         except (AccessDeniedError, NotFoundError):
-            raise SourceError(
+            raise NoSourceError(
                 f"{location.url} cannot be read: {error}; without permission to list, SOURCE must be an array or a "
                 f"group whose {DOCUMENT} can be read"
             ) from None
@@ -72,7 +73,7 @@ async def _check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
         )
         return None, False
     if location.prefix and not page.objects and not page.prefixes:
-        raise SourceError(await _what_is_there(client))
+        raise NoSourceError(await _what_is_there(client))
     if not (urlsplit(client.endpoint_url).hostname or "").endswith(".amazonaws.com"):
         await _require_ranges(client, page)
     if page.token is not None:
