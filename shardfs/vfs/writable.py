@@ -237,15 +237,16 @@ class WritableFilesystem(Filesystem):
     async def _child_to_change(self, parent: int, name: bytes) -> Entry:
         """Return the entry of *name* in the directory *parent*, to put a file there, or to remove one."""
         child = await self._child(parent, name)
-        await self._require_no_new_array(child)
+        await self.require_no_new_array(child)
         return child
 
-    async def _require_no_new_array(self, entry: Entry) -> None:
+    async def require_no_new_array(self, entry: Entry, *, is_taken: bool = False) -> None:
         """Raise `StaleError` before a file is changed, put or removed where another session has made an array.
 
-        It may be a shard of that by now. The name, looked up again, is that of a chunk.
+        It may be a shard of that by now. The name, looked up again, is that of a chunk. In a bucket, where a look takes
+        requests, this is only done if the name *is_taken*, in which nothing was known.
         """
-        if isinstance(entry, Passthrough) and not entry.is_scratch and self.store.root is not None:
+        if isinstance(entry, Passthrough) and not entry.is_scratch and (is_taken or self.store.root is not None):
             array = await self.orphans.new_array(entry.path)
             if array is not None:
                 raise StaleError(f"{entry.path} is a chunk of an array that another session has just made")
@@ -264,7 +265,7 @@ class WritableFilesystem(Filesystem):
         self.writer.check()
         async with self._hold(ino):
             entry = await self.entry(ino)
-            await self._require_no_new_array(entry)
+            await self.require_no_new_array(entry)
             handle = await entry.open_to_write(flags)
             return self.add_file(handle), handle.is_direct
 
@@ -373,8 +374,7 @@ class WritableFilesystem(Filesystem):
             if old.path != new.path:
                 if isinstance(new, ChunkDirectory):
                     raise CrossDeviceError("directories of chunks cannot be replaced")
-                for entry in (old, new):
-                    await self._require_no_new_array(entry)
+                await self.require_no_new_array(old)
                 await old.move_to(new, exclusive=exclusive)
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:

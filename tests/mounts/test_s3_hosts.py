@@ -15,9 +15,12 @@ import pytest
 import zarr
 
 from tests.support.corpus import array, sharding
+from tests.support.datasets import store
 from tests.support.hosts import PREFIX, Host
 from tests.support.mounting import Mount, Mounter, flush, metrics, refuses
 from tests.support.readers import READERS, assert_same
+from tests.support.s3_faults import Before
+from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 from tests.support.writers import assert_sound
 
@@ -206,3 +209,30 @@ def test_a_host_that_missed_the_growth_of_an_array_removes_no_chunks(hosts: list
     assert now["shape"] == [2 * SIDE * INNER, SIDE * INNER]
     annotate(now)
     assert (other.path / f"c/{SIDE}/0").read_bytes() == fill(7)
+
+
+def test_a_rename_onto_a_name_that_becomes_a_shard_of_a_new_array_replaces_no_shard(
+    hosts: list[Host], s3_proxy: S3Proxy, tmp_path: Path
+) -> None:
+    """The kernel looks the name up again, and then it is that of a chunk."""
+    store(tmp_path / "new", DOCUMENT)
+    shard = (tmp_path / "new/c/0/0").read_bytes()
+    host = hosts[0].behind(s3_proxy.url)
+    mounted = host.mount()
+    (mounted.path / "new/c/0").mkdir(parents=True)
+    for name in ("one", "other"):
+        (mounted.path / "new" / name).write_bytes(name.encode())
+
+    def store_shard() -> None:
+        hosts[0].bucket.put(f"{PREFIX}/new/zarr.json", json.dumps(DOCUMENT).encode())
+        hosts[0].bucket.put(f"{PREFIX}/new/c/0/0", shard)
+
+    s3_proxy.fail("PutObject", Before(store_shard), key=f"{PREFIX}/new/c/0/0")
+    (mounted.path / "new/one").rename(mounted.path / "new/c/0/0")
+    assert (mounted.path / "new/c/0/0").read_bytes() == b"one"
+    assert host.bucket.get(f"{PREFIX}/new/c/0/0") == shard
+    put = partial(hosts[0].bucket.put, f"{PREFIX}/new/name", b"of another host")
+    s3_proxy.fail("PutObject", Before(put), key=f"{PREFIX}/new/name")
+    (mounted.path / "new/other").rename(mounted.path / "new/name")
+    assert host.bucket.get(f"{PREFIX}/new/name") == b"other"
+    mounted.unmount()

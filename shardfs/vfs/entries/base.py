@@ -253,6 +253,9 @@ class WritableTree(Tree, Protocol):
     def document_writer(self) -> DocumentWriter:
         """Who stores what programs write to documents; chunks go to *writer*."""
 
+    async def require_no_new_array(self, entry: "Entry", *, is_taken: bool = False) -> None:
+        """Raise `StaleError` if another session has made an array of which *entry* is a shard by now."""
+
 
 class Entry(ABC):
     """A name of the tree, or one version of the file that has the name.

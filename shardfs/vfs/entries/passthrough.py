@@ -34,6 +34,7 @@ from shardfs.vfs.write_buffer import Event
 
 log = logging.getLogger(__name__)
 
+_ATTEMPTS: Final = 8
 _REASON: Final = b"user.shardfs.reason"
 
 
@@ -97,6 +98,8 @@ class Passthrough(Entry):
             if flags & os.O_EXCL:
                 raise
             file, is_new = await fs.writable.store.create(self.path, mode, exclusive=False), False
+            # What was opened may have been stored since the name was looked at.
+            await fs.writable.require_no_new_array(self)
         row = fs.inodes.row(fs.attributes_of(self.path, file.stat()).ino)
         handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_new and self.is_scratch)
         return handle if is_new else await _cut(handle, flags)
@@ -165,12 +168,39 @@ class Passthrough(Entry):
             file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
             await file.sync()
             with self.fs.inodes.removing(self.path):
-                await store.rename(draft, self.path, exclusive=exclusive)
+                await self._take(draft, exclusive=exclusive)
         except ShardfsError:
             await store.unlink(draft)
             raise
         for directory in (self.path.rpartition("/")[0], self.fs.writable.drafts):
             await store.sync_directory(directory)
+
+    async def _take(self, key: str, *, exclusive: bool) -> None:
+        """Rename the stored file *key* to this name, replacing what has it; if *exclusive*, only if nothing has it.
+
+        If nothing had it, nothing is replaced: another session may have made an array since, and stored a shard there.
+        What others have put there, and is none, is replaced when they have been looked for once more.
+        """
+        fs, store = self.fs.writable, self.fs.writable.store
+        for attempt in range(_ATTEMPTS):
+            is_there = await self._is_stored()
+            await fs.require_no_new_array(self, is_taken=bool(attempt))
+            try:
+                await store.rename(key, self.path, exclusive=exclusive or not is_there)
+            except ExistsError:
+                if exclusive:
+                    raise
+            else:
+                return
+        raise StaleError(f"{self.path} is made and removed over and over by other programs")
+
+    async def _is_stored(self) -> bool:
+        """Whether the name stands for anything in the store."""
+        try:
+            await self.fs.store.stat(self.path)
+        except (NotFoundError, NotADirectoryHereError):
+            return False
+        return True
 
     async def remove(self) -> None:
         """Remove the name."""
@@ -291,6 +321,7 @@ class Passthrough(Entry):
             refusal = await fs.hierarchy.copies.refusal_below(self.path)
             if refusal is not None:
                 raise CorruptionError(refusal)
+            await fs.writable.require_no_new_array(new)
             for path in (self.path, new.path):
                 await fs.writable.writer.commits.flush(below=path)
             if not exclusive:
@@ -299,7 +330,10 @@ class Passthrough(Entry):
             copies = fs.hierarchy.copies
             described = {path: await copies.described_below(path) for path in (self.path, new.path)}
         with fs.inodes.removing(new.path):
-            await fs.writable.store.rename(self.path, new.path, exclusive=exclusive)
+            if is_directory:
+                await fs.writable.store.rename(self.path, new.path, exclusive=exclusive)
+            else:
+                await new._take(self.path, exclusive=exclusive)
         if not is_directory:
             fs.inodes.moved(self.path, new.path)
             return
