@@ -20,8 +20,8 @@ from tests.support.commands import run, run_json
 from tests.support.daemons import daemon_of, has_ended
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually, mount_points
-from tests.support.prepared import TOP
 from tests.support.processes import running
+from tests.support.users import TOP
 
 CHUNK = "c/0/0"
 

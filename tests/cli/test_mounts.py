@@ -19,12 +19,12 @@ from tests.support.daemons import daemon_of, end_mounts_below, has_ended, kill_d
 from tests.support.datasets import store
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE
-from tests.support.users import AS_NOBODY, MOUNT_OF_NOBODY, NOBODY, shared_directory
+from tests.support.users import MOUNT_OF_NOBODY, NOBODY, SOMEBODY, User, shared_directory
 
 
-def rows_below(directory: Path, *, prefix: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+def rows_below(directory: Path, *, user: User | None = None) -> dict[str, dict[str, Any]]:
     """What is said of the mounts below a directory, by the name of the place: other tests have mounts too."""
-    done = run("mounts", "--json", prefix=prefix)
+    done = run("mounts", "--json", user=user)
     assert done.returncode == 0, str(done)
     found = [row for row in json.loads(done.stdout) if row["mountpoint"].startswith(f"{directory}/")]
     rows = {Path(row["mountpoint"]).name: row for row in found}
@@ -127,15 +127,15 @@ def test_another_user_is_told_whose_mount_it_is(background: Background) -> None:
         place = directory / "place"
         assert background("--write", directory / "source", place).returncode == 0
         for name in ("stats", "flush", "umount"):
-            done = run(name, place, prefix=AS_NOBODY)
+            done = run(name, place, user=SOMEBODY)
             assert "it belongs to root; only root can use it" in done.stderr, name
             assert done.returncode in (1, MOUNT_POINT)
             assert done.stderr.count("\n") == 1
-        row = rows_below(directory, prefix=AS_NOBODY)["place"]
+        row = rows_below(directory, user=SOMEBODY)["place"]
         assert (row["state"], row["user"], row["source"]) == ("private", "root", str(directory / "source"))
         assert run("umount", place).returncode == 0
         assert background("--allow-other", directory / "source", place).returncode == 0
-        assert run("stats", "place", cwd=directory, prefix=AS_NOBODY).returncode == 0
-        line = one_line_of(run("umount", place, prefix=AS_NOBODY), MOUNT_POINT)
+        assert run("stats", "place", cwd=directory, user=SOMEBODY).returncode == 0
+        line = one_line_of(run("umount", place, user=SOMEBODY), MOUNT_POINT)
         assert line == f"{place} cannot be unmounted: it belongs to root; only root can use it"
         assert run("umount", place).returncode == 0

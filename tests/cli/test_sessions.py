@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +15,13 @@ import pytest
 from shardfs.dataset.state.holding import hold
 from shardfs.stores.local.reader import LocalReader
 from tests.cli.conftest import Background
-from tests.support.commands import FAILED, run, run_json
+from tests.support.commands import FAILED, run, run_json, running_program
 from tests.support.corpus import array, sharding
 from tests.support.daemons import daemon_of
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, environment
-from tests.support.processes import running
-from tests.support.users import AS_NOBODY, shared_directory
+from tests.support.mounting import PATIENCE
+from tests.support.prepared import Prepared
+from tests.support.users import SOMEBODY, shared_directory
 
 WRITING = """
 import sys
@@ -33,15 +32,18 @@ dataset[""].write_chunk((1, 1), bytes(24))
 print("ready", flush=True)
 sys.stdin.read()
 """
-SERVING = ["-m", "shardfs", "serve", "--write", "--port", "0"]
+SERVING = """
+import sys
+from shardfs import cli
+sys.argv[1:] = ["serve", "--write", "--port", "0", *sys.argv[1:]]
+cli.main()
+"""
 
 
 @contextmanager
-def started(*arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(program: str, *arguments: str | Path) -> Iterator[subprocess.Popen[bytes] | Prepared]:
     """A process of Python that has said a line, and is killed at the end."""
-    with running(
-        [sys.executable, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-    ) as process:
+    with running_program(program, *arguments) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         yield process
@@ -62,7 +64,7 @@ def test_sessions_of_a_directory_are_listed_with_who_writes_how_and_what_is_pend
     begun = time.time()
     assert background("--write", source, place).returncode == 0
     (place / "c/0/0").write_bytes(b"n" * 24)
-    with started(*SERVING, source) as server, started("-c", WRITING, source) as program:
+    with started(SERVING, source) as server, started(WRITING, source) as program:
         found = sessions(source)
         assert {door: row["pid"] for door, row in found.items()} == {
             "mount": daemon_of(place),
@@ -93,7 +95,7 @@ def test_sessions_of_a_directory_are_listed_with_who_writes_how_and_what_is_pend
 
 
 def test_a_session_that_was_killed_is_listed_for_as_long_as_its_journal_is_there(source: Path) -> None:
-    with started("-c", WRITING, source) as program:
+    with started(WRITING, source) as program:
         program.kill()
         program.wait(PATIENCE)
         (row,) = run_json("mounts", "--json", source)
@@ -136,8 +138,8 @@ def test_sessions_of_other_users_are_listed() -> None:
         pytest.skip("only root can become another user")
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
-        with started("-c", WRITING, directory / "source"):
-            done = run("mounts", "--json", directory / "source", prefix=AS_NOBODY, XDG_STATE_HOME=str(directory))
+        with started(WRITING, directory / "source"):
+            done = run("mounts", "--json", directory / "source", user=SOMEBODY, XDG_STATE_HOME=str(directory))
             assert done.returncode == 0, str(done)
             (row,) = json.loads(done.stdout)
             assert (row["user"], row["door"], row["state"]) == ("root", "open", "writing")

@@ -6,13 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
 from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,9 +42,10 @@ from shardfs.vfs import documents
 from shardfs.vfs.paths import Paths
 from shardfs.vfs.writable import WritableFilesystem
 from tests.dataset.test_state import SHARED, left_by_another_host, local
+from tests.support.commands import run_program, running_program
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.mounting import PATIENCE, eventually
-from tests.support.processes import running
+from tests.support.prepared import Prepared
 
 pytestmark = pytest.mark.slow
 
@@ -91,13 +90,18 @@ DIE_AFTER_STORING = "GroupCommit._finish = lambda *_: os._exit(9)\ndataset.flush
 """The shard has its new version, and the journal does not know it yet."""
 
 
-def program(*parts: str) -> list[str]:
-    return [sys.executable, "-c", "".join((WRITING, *parts))]
-
-
 def run(source: Path, *parts: str) -> None:
-    done = subprocess.run([*program(*parts), source], capture_output=True, text=True, check=False)
+    done = run_program("".join((WRITING, *parts)), source)
     assert done.returncode in (0, 9, -9), done.stderr
+
+
+@contextmanager
+def waiting(source: Path, published: str) -> Iterator[subprocess.Popen[bytes] | Prepared]:
+    """A session in a process of its own that has published what it is to, and waits until it is killed."""
+    with running_program(f"{WRITING}{published}{WAIT}", source) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
 
 
 def publishes(numbers: Sequence[int], value: int) -> str:
@@ -107,13 +111,7 @@ def publishes(numbers: Sequence[int], value: int) -> str:
 def kill_three(source: Path) -> None:
     """Kill three sessions that live at the same time, after each has published a chunk: 1, 2 and 3."""
     with ExitStack() as stack:
-        living = [
-            stack.enter_context(running([*program(publishes([n], n), WAIT), str(source)], stdin=PIPE, stdout=PIPE))
-            for n in (1, 2, 3)
-        ]
-        for process in living:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
+        living = [stack.enter_context(waiting(source, publishes([n], n))) for n in (1, 2, 3)]
         for process in living:
             process.kill()
             process.wait(PATIENCE)
@@ -129,10 +127,7 @@ def test_a_flush_commits_what_all_living_sessions_published(source: Path) -> Non
 
 
 def test_the_end_of_a_session_commits_what_one_in_another_process_published(source: Path) -> None:
-    command = [*program(publishes(range(8), 7), WAIT), str(source)]
-    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with waiting(source, publishes(range(8), 7)) as process:
         with shardfs.open(source, write=True) as dataset:
             write(dataset, 9, 1)
         assert stored(source) == [7] * 8 + [0, 1] + [0] * 6
@@ -181,10 +176,7 @@ def test_what_a_killed_session_published_replaces_nothing_that_was_stored_later(
 
 def test_a_session_that_does_not_answer_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others, "_SEEN_SECONDS", 0.5)
-    command = [*program(publishes([3], 3), WAIT), str(source)]
-    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with waiting(source, publishes([3], 3)) as process:
         process.send_signal(signal.SIGSTOP)
         dataset = shardfs.open(source, write=True)
         write(dataset, 4, 4)
@@ -575,10 +567,7 @@ def test_who_takes_over_moves_nothing_that_another_session_has_published_over(
     with shardfs.open(source, write=True) as dataset:
         for number in range(NCHUNKS):
             write(dataset, number, 1)
-    waits = [*program(publishes([1], 5), WAIT), str(source)]
-    with shardfs.open(source, write=True) as dataset, running(waits, stdin=PIPE, stdout=PIPE) as living:
-        assert living.stdout is not None
-        assert living.stdout.readline() == b"ready\n"
+    with shardfs.open(source, write=True) as dataset, waiting(source, publishes([1], 5)) as living:
         run(source, publishes([0, 4, 8, 12], 7), DIE)
         eventually(lambda: stored(source)[::4] == [7] * 4)
         assert stored(source)[1] == 1, "the other session has not committed yet"
@@ -629,10 +618,7 @@ def test_a_shard_is_not_compacted_while_another_session_has_published_over_it(so
             write(dataset, 0, value)
             dataset.flush()
     before = (source / "c/0").read_bytes()
-    waits = [*program(publishes([0], 3), WAIT), str(source)]
-    with running(waits, stdin=PIPE, stdout=PIPE) as living:
-        assert living.stdout is not None
-        assert living.stdout.readline() == b"ready\n"
+    with waiting(source, publishes([0], 3)) as living:
         trio.run(compact_beside, source)
         assert (source / "c/0").read_bytes() == before
         living.kill()

@@ -20,9 +20,10 @@ from shardfs.dataset.state.slots import Life, slots_of
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Descriptor, Store
 from shardfs.stores.local import syscalls
+from tests.support.commands import run_program, running_program
 from tests.support.mounting import PATIENCE
 from tests.support.processes import running
-from tests.support.users import AS_NOBODY, NOBODY, everyones_python, shared_directory
+from tests.support.users import NOBODY, SOMEBODY, shared_directory
 
 ADDRESS = Address("s3://bucket/some path/data.zarr", "http://localhost:9000")
 JOURNAL = "journal/00000001.journal"
@@ -98,7 +99,7 @@ for turn in range(40):
 @pytest.mark.slow
 def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None:
     with ExitStack() as stack:
-        processes = [stack.enter_context(running([sys.executable, "-c", CLAIMING])) for _ in range(4)]
+        processes = [stack.enter_context(running_program(CLAIMING)) for _ in range(4)]
         assert [process.wait(PATIENCE) for process in processes] == [0] * 4
     assert [os.listdir(path) for path in home.iterdir()] == [["source.json"]], "slots with nothing in them are removed"
 
@@ -135,9 +136,7 @@ def test_a_slot_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
         for path in [*Path(state.root).parents[:2], *Path(state.root).rglob("*"), Path(state.root)]:
             if path != Path(state.path):
                 os.chown(path, NOBODY, NOBODY)
-        done = subprocess.run(
-            [*AS_NOBODY, everyones_python(), "-c", MOUNTING], capture_output=True, text=True, check=False
-        )
+        done = run_program(MOUNTING, user=SOMEBODY)
         assert (done.stderr, done.stdout) == ("", f"{state.root} .shardfs/1\n")
 
 

@@ -12,7 +12,8 @@ import shardfs
 from shardfs.errors import MetadataError, NotUnshardable, SourceError, StoreError
 from shardfs.formats import Foreign, ForeignGrid, IndexCodecs, format_faults, formats, load_formats
 from tests.support.commands import run, run_json
-from tests.support.prepared import TOP, fresh_environment
+from tests.support.prepared import fresh_environment
+from tests.support.users import TOP
 
 FORMAT = """
 import os

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import FAILED, run
+from tests.support.commands import FAILED, run, run_program
 from tests.support.corpus import CRC32C, LITTLE, array, sharding
-from tests.support.mounting import PATIENCE
 from tests.support.readers import READERS
-from tests.support.users import everyones_python, shared_directory
+from tests.support.users import User, shared_directory
 
 pytestmark = pytest.mark.slow
 
@@ -44,25 +43,18 @@ dataset.close()
 
 
 @dataclass(frozen=True)
-class User:
-    """A user of the group, who lets it write new files; *primary* is the group of files in other directories."""
+class Member(User):
+    """A user of the group, who lets it write new files."""
 
-    number: int
-    primary: int
-
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        groups = f"--groups={GROUP}"
-        become = ("setpriv", f"--reuid={self.number}", f"--regid={self.primary}", groups)
-        return (*become, "sh", "-c", 'umask 002; exec "$@"', "sh")
+    def ends(self, source: Path, value: int, *numbers: int, end: str) -> subprocess.CompletedProcess[str]:
+        return run_program(WRITE, str(source), end, str(value), *map(str, numbers), user=self)
 
     def writes(self, source: Path, value: int, *numbers: int, end: str = "closes") -> None:
-        command = [everyones_python(), "-c", WRITE, str(source), end, str(value), *map(str, numbers)]
-        done = subprocess.run([*self.prefix, *command], capture_output=True, text=True, check=False, timeout=PATIENCE)
+        done = self.ends(source, value, *numbers, end=end)
         assert done.returncode == (0 if end == "closes" else 9), done.stderr
 
     def recovers(self, source: Path, home: Path) -> subprocess.CompletedProcess[str]:
-        return run("recover", "--apply", source, prefix=self.prefix, XDG_STATE_HOME=str(home / str(self.number)))
+        return run("recover", "--apply", source, user=self, XDG_STATE_HOME=str(home / str(self.number)))
 
 
 def default_acl(group: int) -> bytes:
@@ -78,9 +70,9 @@ class Shared:
 
     source: Path
     home: Path
-    alice: User
-    bob: User
-    carol: User
+    alice: Member
+    bob: Member
+    carol: Member
 
 
 @pytest.fixture(params=["setgid", "primary group", "default ACL"])
@@ -102,7 +94,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
             except OSError:
                 pytest.skip("the file system of the test has no access control lists")
         primary = GROUP if request.param == "primary group" else None
-        users = [User(number, primary or number) for number in (ALICE, BOB, CAROL)]
+        users = [Member(number, primary or number, (GROUP,), 0o002) for number in (ALICE, BOB, CAROL)]
         (top / "home").mkdir()
         (top / "home").chmod(0o777)
         yield Shared(source, top / "home", *users)
@@ -168,8 +160,7 @@ def test_who_may_write_shards_but_make_no_files_beside_them_is_refused_before_pu
     """Nothing would tell others that a commit had begun: what they store then would be taken for a part of it."""
     shared.alice.writes(shared.source, 9, *range(8))
     (shared.source / "c").chmod(0o755)
-    command = [everyones_python(), "-c", WRITE, str(shared.source), "dies before storing", "1", str(number)]
-    done = subprocess.run([*shared.bob.prefix, *command], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = shared.bob.ends(shared.source, 1, number, end="dies before storing")
     shared.alice.writes(shared.source, 3, 0)
     assert shared.bob.recovers(shared.source, shared.home).returncode == 0
     assert stored(shared.source) == [3, *([9] * 7), *([0] * 8)]

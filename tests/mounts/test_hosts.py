@@ -7,13 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
@@ -22,12 +20,12 @@ from shardfs.stores.base import Descriptor
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, FileLock
 from shardfs.stores.local.syscalls import SYSCALLS, WRITE, ofd_lock
 from shardfs.stores.local.tree import LocalStore
-from tests.support.commands import SOURCE, one_line_of, run
+from tests.support.commands import SOURCE, one_line_of, run, running_program
 from tests.support.corpus import CRC32C, LITTLE, array, sharding
-from tests.support.mounting import PATIENCE, Mount, Mounter, environment, eventually, flush, refuses
+from tests.support.mounting import PATIENCE, Mount, Mounter, eventually, flush, refuses
 from tests.support.nfs import client, pair, skip_without_hosts
 from tests.support.opened import in_trio
-from tests.support.processes import running
+from tests.support.prepared import Prepared
 from tests.support.readers import READERS
 
 NCHUNKS, LENGTH = 64, 100
@@ -43,14 +41,14 @@ class Host:
     name: str
     path: Path
 
-    @contextmanager
-    def writer(self, *numbers: int, turn: int = 1, waits: bool = False) -> Iterator[subprocess.Popen[str]]:
+    def program(self, code: str, *arguments: object) -> AbstractContextManager[subprocess.Popen[bytes] | Prepared]:
+        return running_program(code, self.path, *map(str, arguments), TEST_HOST=self.name)
+
+    def writer(
+        self, *numbers: int, turn: int = 1, waits: bool = False
+    ) -> AbstractContextManager[subprocess.Popen[bytes] | Prepared]:
         """A process that writes chunks and prints their numbers; one that *waits* ends with its input."""
-        arguments = [self.path, turn, int(waits), *numbers]
-        variables = environment() | {"TEST_HOST": self.name}
-        command = [sys.executable, "-P", "-c", WRITER, *map(str, arguments)]
-        with running(command, stdin=PIPE, stdout=PIPE, text=True, env=variables) as process:
-            yield process
+        return self.program(WRITER, turn, int(waits), *numbers)
 
     def mount(self, mount: Mounter) -> Mount:
         return mount(self.path, write=True, metadata_ttl=0, env={"TEST_HOST": self.name})
@@ -74,16 +72,26 @@ def content(number: int, turn: int = 1) -> bytes:
     return bytes([(10 * turn + number) % 256]) * LENGTH
 
 
-def begun(*writers: subprocess.Popen[str]) -> None:
+def begun(*writers: subprocess.Popen[bytes] | Prepared) -> None:
     for writer in writers:
         assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
+        assert writer.stdout.readline() == b"ready\n"
 
 
-def ended(*writers: subprocess.Popen[str]) -> None:
+def ended(*writers: subprocess.Popen[bytes] | Prepared) -> None:
     for writer in writers:
-        writer.communicate("", timeout=PATIENCE)
+        assert printed(writer) is not None
         assert writer.returncode == 0
+
+
+def printed(writer: subprocess.Popen[bytes] | Prepared) -> bytes:
+    """What a program still prints until it ends, as its input has."""
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdin.close()
+    found = writer.stdout.read()
+    writer.wait(PATIENCE)
+    return found
 
 
 def stored(source: Path, **expected: bytes) -> None:
@@ -171,7 +179,7 @@ def test_what_a_killed_process_published_is_committed_by_another_host(hosts: lis
         with alpha.writer(*range(20), waits=True) as killed:
             assert killed.stdout is not None
             for line in killed.stdout:
-                if line == "19\n":
+                if line == b"19\n":
                     killed.kill()
                     break
         ended(other)
@@ -203,29 +211,22 @@ with shardfs.open(sys.argv[1], write=True, metadata_ttl=0.0) as dataset:
 def test_a_removal_is_made_by_a_host_that_keeps_the_name_of_the_shard_as_one_that_is_not_there(
     hosts: list[Host], source: Path
 ) -> None:
-    def program(host: Host, code: str) -> AbstractContextManager[subprocess.Popen[str]]:
-        command, variables = (
-            [sys.executable, "-P", "-c", code, str(host.path)],
-            environment() | {"TEST_HOST": host.name},
-        )
-        return running(command, stdin=PIPE, stdout=PIPE, text=True, env=variables)
-
-    def told(process: subprocess.Popen[str]) -> None:
+    def told(process: subprocess.Popen[bytes] | Prepared) -> None:
         assert process.stdin is not None
-        process.stdin.write("go on\n")
+        process.stdin.write(b"go on\n")
         process.stdin.flush()
 
     alpha, beta = hosts
     (source / "c").mkdir()
     with (
         alpha.writer(waits=True) as proof,
-        program(beta, LOOKS) as looking,
-        program(alpha, WRITES_AND_REMOVES) as killed,
+        beta.program(LOOKS) as looking,
+        alpha.program(WRITES_AND_REMOVES) as killed,
     ):
         begun(proof, looking, killed)
         told(looking)
         assert looking.stdout is not None
-        assert looking.stdout.readline() == "None\n"
+        assert looking.stdout.readline() == b"None\n"
         told(killed)
         assert killed.wait(PATIENCE) == 9
         ended(looking)
@@ -305,7 +306,7 @@ def test_two_bindfs_lose_nothing_though_their_locks_end_early(source: Path, tmp_
                 for number, place in enumerate(places)
             ]
             for writer in writers:
-                lines, _ = writer.communicate("", timeout=PATIENCE)
+                lines = printed(writer)
                 written += map(int, lines.split()[1:])
                 assert writer.returncode == 0 or not lines  # it was refused
     finally:

@@ -17,8 +17,9 @@ from shardfs.formats import formats, load_formats
 from shardfs.vfs.paths import Paths
 from tests.support.commands import run, run_json
 from tests.support.mounting import Mounter
-from tests.support.prepared import TOP, fresh_environment
+from tests.support.prepared import fresh_environment
 from tests.support.serving import served
+from tests.support.users import TOP
 from tests.support.web_server import web_server
 
 TOY = TOP / "tests" / "toy_format"

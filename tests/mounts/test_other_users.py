@@ -12,7 +12,7 @@ from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mount, Mounter, flush
-from tests.support.users import AS_NOBODY, NOBODY, everyones_python, shared_directory
+from tests.support.users import AS_NOBODY, NOBODY, SOMEBODY, everyones_python, shared_directory
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
 GROUP = {"zarr_format": 3, "node_type": "group"}
@@ -76,7 +76,7 @@ def written(source: Path, public: Path) -> Iterator[Path]:
 def test_other_users_walk_a_source_while_it_is_written(source: Path, written: Path) -> None:
     os.chmod(source / "new", 0o755)  # which the mount made for a program, as that wanted
     assert by_nobody(WALKING, source) == "image labels new"
-    done = run("verify", source, prefix=AS_NOBODY)
+    done = run("verify", source, user=SOMEBODY)
     assert done.returncode == 0, done
     listed = as_nobody("find", source / ".shardfs")
     assert (listed.returncode, listed.stderr) == (0, "")
@@ -87,7 +87,7 @@ def test_other_users_walk_a_source_while_it_is_written(source: Path, written: Pa
 def test_what_is_pending_can_be_read_by_nobody_else(source: Path, written: Path) -> None:
     (journal,) = (source / ".shardfs/0/journal").iterdir()
     assert "Permission denied" in as_nobody("cat", journal).stderr
-    assert run("recover", source, prefix=AS_NOBODY).stdout.count("root can read the journal in") == 1
+    assert run("recover", source, user=SOMEBODY).stdout.count("root can read the journal in") == 1
 
 
 def test_other_users_who_may_write_consolidate_a_source_while_it_is_written(source: Path, written: Path) -> None:
@@ -121,8 +121,8 @@ def test_another_user_is_told_whose_mount_has_a_source(source: Path, public: Pat
     first = mount(source, write=True)
     (public / "place").mkdir()
     os.chown(public / "place", NOBODY, NOBODY)
-    for who, where in ((AS_NOBODY, source), (AS_NOBODY, source / "image"), ((), source / "image")):
-        line = one_line_of(run("recover", "--apply", where, prefix=who, XDG_STATE_HOME=str(public)), SOURCE)
+    for who, where in ((SOMEBODY, source), (SOMEBODY, source / "image"), (None, source / "image")):
+        line = one_line_of(run("recover", "--apply", where, user=who, XDG_STATE_HOME=str(public)), SOURCE)
         assert f"process {first.process.pid} on " in line
         assert f"(user root), which has it mounted at {first.path}" in line
         assert ("you need permission to write in" in line) == (where == source)
@@ -132,7 +132,7 @@ def test_doctor_finishes_its_checks_of_a_source_that_another_user_writes(
     source: Path, public: Path, mount: Mounter
 ) -> None:
     first = mount(source, write=True)
-    done = run("doctor", "--write", "--json", source, prefix=AS_NOBODY, XDG_STATE_HOME=str(public))
+    done = run("doctor", "--write", "--json", source, user=SOMEBODY, XDG_STATE_HOME=str(public))
     findings = {finding["what"]: finding["kind"] for finding in json.loads(done.stdout)}
     (line,) = (what for what in findings if "is being written by" in what)
     assert f"mounted at {first.path}" in line
@@ -149,10 +149,10 @@ def test_another_user_is_told_who_must_recover_what_a_killed_mount_left(
     source: Path, public: Path, mount: Mounter
 ) -> None:
     killed(mount(source, write=True))
-    line = one_line_of(run("recover", "--apply", source, prefix=AS_NOBODY, XDG_STATE_HOME=str(public)), SOURCE)
+    line = one_line_of(run("recover", "--apply", source, user=SOMEBODY, XDG_STATE_HOME=str(public)), SOURCE)
     assert "was left by a session of root, with chunks that may not be committed yet" in line
     assert f"run `shardfs recover --apply {source}` as root" in line
-    done = run("recover", source, prefix=AS_NOBODY, XDG_STATE_HOME=str(public))
+    done = run("recover", source, user=SOMEBODY, XDG_STATE_HOME=str(public))
     assert done.returncode == FAILED
     assert done.stdout.count("journal") == 2, "named once, with its path"
     assert run("recover", "--apply", source).returncode == 0

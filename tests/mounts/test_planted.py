@@ -4,17 +4,16 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import FAILED, run
+from tests.support.commands import FAILED, run, run_program
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mounter
-from tests.support.users import AS_NOBODY, NOBODY, everyones_python, shared_directory
+from tests.support.users import NOBODY, SOMEBODY, shared_directory
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
 NEW = b"n" * 24
@@ -38,7 +37,8 @@ def stored(source: Path) -> dict[str, bytes]:
 
 def as_nobody(code: str, *arguments: str | Path) -> None:
     """Run a program as the other user."""
-    subprocess.run([*AS_NOBODY, everyones_python(), "-c", code, *arguments], check=True, timeout=PATIENCE)
+    done = run_program(code, *arguments, user=SOMEBODY)
+    assert done.returncode == 0, done.stderr
 
 
 def records(tmp_path: Path, mount: Mounter, source: Path) -> Path:
@@ -157,7 +157,7 @@ dataset = shardfs.open(sys.argv[1], write=True)
 dataset["own"].write_chunk((0, 0), b"n" * 24)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([*AS_NOBODY, everyones_python(), "-c", publish, source], check=False, capture_output=True)
+    done = run_program(publish, source, user=SOMEBODY)
     assert done.returncode == -9, done.stderr
     before = stored(source)
     mounted = mount(source, write=True, expect=("",))

@@ -1,8 +1,8 @@
 """Processes of shardfs that need not import it: they are forked from one that has, which saves most of their time.
 
-So are the daemons that they start. They differ from fresh ones in nothing else that a test sees, but their command
-lines; `SHARDFS_LONG` makes all of them fresh. So are those with variables that are read before shardfs is, and those
-that other programs start.
+So are the daemons that they start, and programs of Python that import shardfs. They differ from fresh ones in nothing
+else that a test sees, but their command lines; `SHARDFS_LONG` makes all of them fresh. So are those with variables that
+are read before shardfs is, and those that other programs start.
 """
 
 import atexit
@@ -16,19 +16,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-TOP = Path(__file__).parents[2]
-_INSIDE = Path(__file__).with_name("inside")
+from tests.support.users import TOP, User, everyones
+
+_INSIDE = Path("tests/support/inside")
 _FRESH = bool(os.environ.get("SHARDFS_LONG"))
 _READ_AT_START = re.compile(r"(LD_|PYTHON|LC_|LANG|TZ|MALLOC_|GLIBC_|OMP_|OPENBLAS_).*")
 
 
 class Prepared:
-    """A process that runs `shardfs` with *arguments*; it has what subprocess.Popen has."""
+    """A process that runs `shardfs` with *arguments*, or *program* with them; it has what subprocess.Popen has."""
 
     def __init__(
         self,
@@ -36,26 +37,37 @@ class Prepared:
         *,
         env: Mapping[str, str],
         cwd: Path | None,
+        stdin: int = subprocess.DEVNULL,
         stdout: IO[bytes] | int,
         stderr: IO[bytes] | int,
+        program: str | None = None,
+        user: User | None = None,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
+        self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
-        if stdout == subprocess.PIPE:
-            read_end, write_end = os.pipe()
-            self.stdout, output = os.fdopen(read_end, "rb"), os.fdopen(write_end, "wb")
-        else:
-            output = stdout
         self._status, status = os.pipe()
-        wanted = {"arguments": self.args, "env": dict(env), "cwd": str(cwd or os.getcwd())}
-        with open(os.devnull, "rb") as nothing:
-            files = [nothing, output, stderr]
-            fds = [file if isinstance(file, int) else file.fileno() for file in files]
+        wanted = {
+            "arguments": self.args,
+            "env": dict(env),
+            "cwd": str(cwd or os.getcwd()),
+            "program": program,
+            "user": user and [user.number, user.group, user.groups, user.umask],
+        }
+        with ExitStack() as theirs:
+            given: IO[bytes] | int
+            if stdin == subprocess.PIPE:
+                read_end, write_end = os.pipe()
+                given, self.stdin = theirs.enter_context(os.fdopen(read_end, "rb")), os.fdopen(write_end, "wb")
+            else:
+                given = theirs.enter_context(open(os.devnull, "rb"))
+            if stdout == subprocess.PIPE:
+                read_end, write_end = os.pipe()
+                self.stdout, stdout = os.fdopen(read_end, "rb"), theirs.enter_context(os.fdopen(write_end, "wb"))
+            fds = [file if isinstance(file, int) else file.fileno() for file in (given, stdout, stderr)]
             self.pid, self._pidfd = _fork(wanted, [*fds, status])
         os.close(status)
-        if self.stdout:
-            output.close()
 
     def __del__(self) -> None:
         for fd in (self._status, self._pidfd):
@@ -86,11 +98,17 @@ class Prepared:
 
 
 def run_prepared(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, timeout: float
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+    timeout: float,
+    program: str | None = None,
+    user: User | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `shardfs` with *arguments* to its end, and return what it printed."""
+    """Run `shardfs` with *arguments*, or *program* with them, to its end, and return what it printed."""
     with _file() as stdout, _file() as stderr:
-        process = Prepared(arguments, env=env, cwd=cwd, stdout=stdout, stderr=stderr)
+        process = Prepared(arguments, env=env, cwd=cwd, stdout=stdout, stderr=stderr, program=program, user=user)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -114,15 +132,20 @@ def can_be_prepared(env: Mapping[str, str]) -> bool:
 
 def fresh_environment() -> dict[str, str]:
     """Environment in which `python -m shardfs` finds this shardfs."""
-    return {**os.environ, "PYTHONPATH": f"{_INSIDE}{os.pathsep}{TOP}"}
+    return {**os.environ, "PYTHONPATH": _path(TOP)}
 
 
 def for_shells(env: Mapping[str, str]) -> dict[str, str]:
     """The environment *env* for programs that look for `shardfs` in `PATH`, where it is prepared."""
     if _FRESH:
         return dict(env)
-    _connection()
-    return {**env, "PATH": f"{_INSIDE}{os.pathsep}{env['PATH']}", "TEST_PREPARED": _name()}
+    _connection(sys.executable, TOP)
+    return {**env, "PATH": f"{TOP / _INSIDE}{os.pathsep}{env['PATH']}", "TEST_PREPARED": _name(sys.executable)}
+
+
+def _path(top: Path) -> str:
+    """Where an interpreter finds what a process that a test starts is to import: shardfs, and what it is to meet."""
+    return f"{top / _INSIDE}{os.pathsep}{top}"
 
 
 def _file() -> IO[bytes]:
@@ -135,24 +158,27 @@ _LOCK = threading.Lock()
 def _fork(wanted: dict[str, Any], fds: list[int]) -> tuple[int, int]:
     """Have a process forked; returns its number and a pidfd."""
     with _LOCK:  # tests start processes in threads, too
-        connection = _connection()
+        connection = _connection(*(everyones() if wanted["user"] else (sys.executable, TOP)))
         socket.send_fds(connection, [json.dumps(wanted).encode()], fds)
         answer, (pidfd,), _, _ = socket.recv_fds(connection, 64, 1)
         return int(answer), pidfd
 
 
 @cache
-def _connection() -> socket.socket:
-    """Start the process that forks, which ends when its end of the connection is the only one that is left."""
+def _connection(python: str, top: Path) -> socket.socket:
+    """Start a process that forks, which ends when its end of the connection is the only one that is left.
+
+    It imports what is in *top*.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(f"\0{_name()}")
+    listener.bind(f"\0{_name(python)}")
     listener.listen()
     with theirs, listener:
         process = subprocess.Popen(
-            [sys.executable, "-P", Path(__file__).with_name("prepared_server.py"), str(listener.fileno())],
+            [python, "-P", Path(__file__).with_name("prepared_server.py"), str(listener.fileno())],
             pass_fds=[listener.fileno()],
-            env=fresh_environment(),
+            env={**os.environ, "PYTHONPATH": _path(top)},
             cwd="/",
             stdin=theirs,
             stdout=subprocess.PIPE,  # Python remembers whether it can seek there
@@ -166,8 +192,8 @@ def _connection() -> socket.socket:
     return ours
 
 
-def _name() -> str:
-    return f"shardfs-tests-{os.getpid()}"
+def _name(python: str) -> str:
+    return f"shardfs-tests-{os.getpid()}-{hash(python):x}"
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A process that has imported shardfs, and forks one that runs it for each command line that it is sent.
+"""A process that has imported shardfs, and forks one that runs it, or a program, for each command line that it is sent.
 
 It is a script, started by `tests.support.prepared`, with its end of a socket as standard input, and the number of
 another, to which `inside/shardfs` connects. A message has what subprocess.Popen takes; its descriptors are the three
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import IO
 
 import boto3
@@ -35,11 +35,11 @@ import shardfs.stores.s3.store
 
 _MESSAGE_NBYTES = 1 << 20
 _LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
-def serve() -> list[str]:
-    """Fork for each message; returns the arguments of a command line in the child that is to run it.
+def serve() -> tuple[list[str], str | None]:
+    """Fork for each message; returns the arguments of a command line in the child that is to run it, and a program.
 
     Ends with the program at the other end of the socket.
     """
@@ -88,18 +88,26 @@ def serve() -> list[str]:
             poll.register(pidfd, select.POLLIN)
 
 
-def _become(wanted: dict, fds: list[int], parent: int) -> list[str]:
-    """Take on in a child what is wanted of it: a directory, an environment, descriptors."""
+def _become(wanted: dict, fds: list[int], parent: int) -> tuple[list[str], str | None]:
+    """Take on in a child what is wanted of it: a directory, an environment, descriptors, a user."""
+    os.chdir(wanted["cwd"])
+    if user := wanted.get("user"):
+        number, group, groups, umask = user
+        os.setgroups(groups)
+        os.setresgid(group, group, group)
+        os.setresuid(number, number, number)
+        os.umask(umask)
+        _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as after exec: else its files below /proc are root's
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # too late for the signal
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
     os.closerange(3, 1 << 16)
-    os.chdir(wanted["cwd"])
+    libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     os.environ.clear()
-    os.environ.update(wanted["env"])
-    return wanted["arguments"]
+    os.environ.update(wanted["env"] | libraries)  # those of this interpreter, which may start others
+    return wanted["arguments"], wanted.get("program")
 
 
 class _Daemon(BaseException):
@@ -124,10 +132,15 @@ def _start_daemon(command: list[str], *, cwd: str, env: dict, stdout: IO, stderr
     raise _Daemon(command[command.index("mount") :], pass_fds)
 
 
-def _run(arguments: list[str]) -> int:
-    """Run a command line; returns its status."""
+def _run(arguments: list[str], program: str | None = None) -> int:
+    """Run a command line, or a program that gets it; returns its status."""
     sys.argv[1:] = arguments
     sitecustomize.meet()
+    if program is not None:
+        sys.argv[0] = "-c"
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(program, "<string>", "exec"), module.__dict__)
+        return 0
     try:
         runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -159,4 +172,4 @@ shardfs.cli.every_command()  # each is imported
 shardfs.formats.formats()
 gc.collect()
 gc.freeze()  # children need not copy what they only look at
-_end(_run(serve()))
+_end(_run(*serve()))

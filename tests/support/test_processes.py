@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.prepared import TOP
 from tests.support.processes import running
+from tests.support.users import TOP
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

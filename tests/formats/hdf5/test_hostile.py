@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -25,8 +24,9 @@ from shardfs.stores.base import Kind
 from shardfs.stores.local.reader import LocalReader
 from tests.formats.hdf5.files import write_random
 from tests.formats.hdf5.test_reading import questions
+from tests.support.commands import run_program
 from tests.support.opened import in_trio, session
-from tests.support.users import AS_NOBODY, everyones_python, shared_directory
+from tests.support.users import SOMEBODY, shared_directory
 
 
 def opened(path: Path) -> TreeStore:
@@ -267,8 +267,7 @@ def test_a_user_who_is_not_root_reads_a_file_within_the_limits() -> None:
     with shared_directory() as directory:
         write_sound(directory / "a.h5", 0)
         (directory / "a.h5").chmod(0o644)
-        line = [*AS_NOBODY, everyones_python(), "-c", program, directory / "a.h5"]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        done = run_program(program, directory / "a.h5", user=SOMEBODY)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -18,9 +18,10 @@ from shardfs.stores.local import file_lock, syscalls
 from shardfs.stores.local.syscalls import Syscalls, ofd_lock
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import OLD, content, files
+from tests.support.commands import run_program
 from tests.support.locking import kept_busy
 from tests.support.opened import in_trio
-from tests.support.users import AS_NOBODY, everyones_python, shared_directory
+from tests.support.users import SOMEBODY, shared_directory
 
 DIE = """
 import os, sys, trio
@@ -259,9 +260,7 @@ def test_what_another_user_undoes_gets_its_time_again_where_that_user_may_replac
         path = directory / "f"
         path.write_bytes(b"oldnew")
         path.chmod(0o666)
-        done = subprocess.run(
-            [*AS_NOBODY, everyones_python(), "-c", UNDO, directory], capture_output=True, text=True, check=False
-        )
+        done = run_program(UNDO, directory, user=SOMEBODY)
         assert (done.returncode, done.stderr) == (0, "")
         assert path.read_bytes() == b"old"
         assert (path.stat().st_mtime_ns == 10**18) == (not is_sticky)
