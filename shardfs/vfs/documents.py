@@ -123,6 +123,14 @@ class Documents:
                 f"{DOCUMENT} again, and write chunks for that"
             )
 
+    async def require_known_below(self, path: str) -> None:
+        """Do what `require_known` does, for the arrays at *path* and below, as they are stored now."""
+        for known in self._arrays.below(path):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                array = (await self._fs.hierarchy.look_again(known)).any_array
+                if array is not None:
+                    self.require_known(array)
+
     def was_touched(self, key: str, old: Stat, new: Stat) -> None:
         """Note that a program has changed attributes of the stored document *key*."""
         self._seen.touched(key, old, new)
@@ -310,8 +318,8 @@ class Documents:
         stored = node.document if isinstance(node.metadata, GroupMetadata) else None
         await self._store(node, await self._with_copies(node, stored, written, nodes), publication)
 
-    async def _let_others_commit(self, path: str) -> None:
-        """Let all other sessions commit what is below *path*, before an array there is made or gets another shape.
+    async def let_others_commit(self, path: str) -> None:
+        """Let all other sessions commit what is below *path*, before an array there is made, resized or moved.
 
         What they have published is of the array as it was: it must not come into another one, or be taken for part of
         it. What becomes of other arrays is no matter. Raises `StoreError` if one of them does not.
@@ -331,7 +339,7 @@ class Documents:
         store = partial(self._store_document, node, document, edited.document, publication)
         if edited.shape != stored.shape:
             await commits.flush(below=node.path)  # a new shape renumbers the chunks
-            await self._let_others_commit(node.path)
+            await self.let_others_commit(node.path)
             # Else what is still to be removed would be shown again.
             for shrink in commits.journal.shrinks(node.path):
                 await self._finish_shrink(shrink)
@@ -399,7 +407,7 @@ class Documents:
 
         Chunks that came before it are taken in.
         """
-        await self._let_others_commit(node.path)
+        await self.let_others_commit(node.path)
         document: Document | None = None
         if self._chunks_per_shard is not None:
             try:

@@ -216,15 +216,17 @@ class OrphanChunks:
             return path
         return None
 
-    async def new_array(self, key: str) -> str | None:
-        """Return the path of the array that has *key* as a chunk by now; None if there is none."""
+    async def new_array(self, key: str, *, is_directory: bool = False) -> str | None:
+        """Return the path of the array that has *key* as a chunk by now, or as a directory of shards; None if none."""
         names = key.split("/")
         for depth in range(len(names) - 1, -1, -1):
             path, rest = "/".join(names[:depth]), "/".join(names[depth:])
-            if _MAY_BE_CHUNK.fullmatch(rest) is not None:
+            if is_directory or _MAY_BE_CHUNK.fullmatch(rest) is not None:
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    array = (await self._present_node(path)).array
-                    if array is not None and _coords_of(array, rest) is not None:
+                    node = await self._present_node(path)
+                    if node.array is None:
+                        continue
+                    if node.has_shards_at(names[depth]) if is_directory else _coords_of(node.array, rest) is not None:
                         return path
         return None
 

@@ -1,10 +1,12 @@
 """What the programs of a session know of documents, which others may store, too: `SeenVersions` and `SeenArrays`."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from shardfs.dataset.path_table import is_below
 from shardfs.stores.base import ABSENT, ANY, Expected, Stat, is_same_version
 
 _MAX_KEYS: Final = 10_000
@@ -99,6 +101,10 @@ class SeenArrays:
     def forget(self, path: str) -> None:
         """Note that it is not known what programs know of *path*."""
         self._fingerprints.pop(path, None)
+
+    def below(self, path: str) -> Sequence[str]:
+        """Return the paths of which it is known, at and below *path*."""
+        return [known for known in self._fingerprints if is_below(known, path)]
 
     def __contains__(self, path: str) -> bool:
         return path in self._fingerprints

@@ -240,14 +240,15 @@ class WritableFilesystem(Filesystem):
         await self.require_no_new_array(child)
         return child
 
-    async def require_no_new_array(self, entry: Entry, *, is_taken: bool = False) -> None:
-        """Raise `StaleError` before a file is changed, put or removed where another session has made an array.
+    async def require_no_new_array(self, entry: Entry, *, is_directory: bool = False, is_taken: bool = False) -> None:
+        """Raise `StaleError` before a file or a directory is changed, put or removed in an array of another session.
 
-        It may be a shard of that by now. The name, looked up again, is that of a chunk. In a bucket, where a look takes
-        requests, this is only done if the name *is_taken*, in which nothing was known.
+        That may just have been made, and it may be a shard of that by now, or lead to shards. The name, looked up
+        again, is that of a chunk. In a bucket, where a look takes requests, this is only done if the name *is_taken*
+        of which nothing was known.
         """
         if isinstance(entry, Passthrough) and not entry.is_scratch and (is_taken or self.store.root is not None):
-            array = await self.orphans.new_array(entry.path)
+            array = await self.orphans.new_array(entry.path, is_directory=is_directory)
             if array is not None:
                 raise StaleError(f"{entry.path} is a chunk of an array that another session has just made")
 
@@ -368,6 +369,7 @@ class WritableFilesystem(Filesystem):
         async def commit() -> None:
             if is_directory:
                 await self.writer.commits.flush(below=old.path)
+                await self.document_writer.let_others_commit(old.path)
 
         async with self._locks.hold(choose, commit):
             new = await self._child(new_parent, new_name)

@@ -83,3 +83,16 @@ def test_a_chunk_that_a_mount_writes_before_it_knows_the_document_of_another_bec
     first.unmount()
     second.unmount()
     assert_sharded(source)
+
+
+def test_what_one_mount_has_published_is_in_an_array_that_another_one_moves(mount: Mounter, source: Path) -> None:
+    zarr.create_array(source / "a", data=VALUES, chunks=(4, 4), shards=(8, 8), compressors=None)
+    first, second = (mount(source, write=True) for _ in range(2))
+    new = np.full((4, 4), -1, "i4")
+    (first.path / "a/c/0/0").write_bytes(new.tobytes())
+    (second.path / "a").rename(second.path / "b")
+    array = zarr.open_array(source / "b", mode="r")
+    assert (np.asarray(array[:4, :4]) == new).all()
+    assert (np.asarray(array[4:]) == VALUES[4:]).all()
+    first.unmount()
+    second.unmount()

@@ -1,7 +1,9 @@
 """A file is put where nothing was, in the moment in which another session makes an array and stores a shard there."""
 
 import errno
+import json
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 from shardfs.errors import ExistsError, StaleError
 from tests.crash.harness import OWNER, Process
 from tests.support.corpus import LITTLE, array, sharding
-from tests.support.datasets import store
+from tests.support.datasets import files_below, store
 from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import find, in_trio, read_file
 
+GROUP = {"zarr_format": 3, "node_type": "group"}
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3), LITTLE))
 
 
@@ -107,3 +110,49 @@ async def test_a_file_that_somebody_else_has_just_stored_is_replaced_by_a_rename
     await process.fs.rename(root, b"temporary", root, b"name", exclusive=False)
     assert not disk.is_armed
     assert (tmp_path / "name").read_bytes() == b"t"
+
+
+@pytest.mark.parametrize("move", [("image/c/0", "elsewhere"), ("image/c", "elsewhere"), ("chunks", "image/c")])
+@in_trio
+async def test_no_directory_of_shards_of_a_new_array_is_moved_and_none_is_put_there(
+    tmp_path: Path, move: tuple[str, str]
+) -> None:
+    (tmp_path / "image/c/0").mkdir(parents=True)
+    (tmp_path / "image/c/0/0").write_bytes(b"t" * 24)
+    (tmp_path / "chunks").mkdir()
+    process = await Process.start(tmp_path, QuickDisk(), ttl=3600)
+    old, new = move
+    parents = [(await find(process.fs, path.rpartition("/")[0])).ino for path in move]
+    for path in (old, "image/c"):
+        await find(process.fs, path)
+    shutil.rmtree(tmp_path / "image/c")  # another session has published what was there
+    store(tmp_path / "image", DOCUMENT)
+    if new == "image/c":
+        shutil.rmtree(tmp_path / "image/c")
+    before = files_below(tmp_path)
+    with pytest.raises(StaleError, match="another session has just made"):
+        await process.fs.rename(parents[0], name_of(old), parents[1], name_of(new), exclusive=False)
+    assert files_below(tmp_path) == before
+
+
+def name_of(path: str) -> bytes:
+    return path.rpartition("/")[2].encode()
+
+
+@pytest.mark.parametrize("path", ["group", "group/image"])
+@in_trio
+async def test_an_array_that_replaced_another_is_moved_only_when_it_is_known(tmp_path: Path, path: str) -> None:
+    image = tmp_path / "group/image"
+    store(image, DOCUMENT)
+    (tmp_path / "group/zarr.json").write_text(json.dumps(GROUP))
+    process = await Process.start(tmp_path, QuickDisk(), ttl=3600)
+    root, above = process.fs, (await find(process.fs, path.rpartition("/")[0])).ino
+    await read_file(root, (await find(root, "group/image/zarr.json")).ino)
+    shutil.rmtree(image)
+    store(image, DOCUMENT | {"data_type": "float32"})
+    with pytest.raises(StaleError, match="replaced by an array"):
+        await root.rename(above, name_of(path), above, b"moved", exclusive=False)
+    await process.fs.refresh("group/image")
+    await read_file(root, (await find(root, "group/image/zarr.json")).ino)
+    await root.rename(above, name_of(path), above, b"moved", exclusive=False)
+    assert not (tmp_path / path).exists()

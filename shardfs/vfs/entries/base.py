@@ -129,6 +129,9 @@ class DocumentWriter(Protocol):
     def was_touched(self, key: str, old: Stat, new: Stat) -> None:
         """Note that a program has changed attributes of the stored document *key*."""
 
+    async def require_known_below(self, path: str) -> None:
+        """Do what `require_known` does, for the arrays at *path* and below, as they are stored now."""
+
     def require_known(self, array: Array) -> None:
         """Raise `StaleError` if *array* replaced another one with other chunks, and no program here has read so."""
 
@@ -253,7 +256,7 @@ class WritableTree(Tree, Protocol):
     def document_writer(self) -> DocumentWriter:
         """Who stores what programs write to documents; chunks go to *writer*."""
 
-    async def require_no_new_array(self, entry: "Entry", *, is_taken: bool = False) -> None:
+    async def require_no_new_array(self, entry: "Entry", *, is_directory: bool = False, is_taken: bool = False) -> None:
         """Raise `StaleError` if another session has made an array of which *entry* is a shard by now."""
 
 

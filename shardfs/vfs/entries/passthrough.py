@@ -321,9 +321,11 @@ class Passthrough(Entry):
             refusal = await fs.hierarchy.copies.refusal_below(self.path)
             if refusal is not None:
                 raise CorruptionError(refusal)
-            await fs.writable.require_no_new_array(new)
             for path in (self.path, new.path):
                 await fs.writable.writer.commits.flush(below=path)
+            for entry in (self, new):
+                await fs.writable.require_no_new_array(entry, is_directory=True)
+            await fs.writable.document_writer.require_known_below(self.path)
             if not exclusive:
                 with suppress(NotFoundError):
                     await new._clear()
