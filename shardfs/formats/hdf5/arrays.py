@@ -199,10 +199,10 @@ class Hdf5Array:
 
     def _shown(self, attributes: dict[str, Json]) -> dict[str, Json]:
         """Return the attributes with `_FillValue` as xarray has it in Zarr v3: floats as base64 of a float64."""
-        value = attributes.get("_FillValue")
-        if value is None:
-            return attributes
-        shown = {name: value for name, value in attributes.items() if name != "_FillValue"}
+        shown = dict(attributes)
+        if _is_nan(shown.get("missing_value")):  # which is missing anyway, and many readers refuse the word in JSON
+            del shown["missing_value"]
+        value = shown.pop("_FillValue", None)
         kind = "" if self.dtype is None else self.dtype.kind
         if kind == "f" and isinstance(value, int | float):
             shown["_FillValue"] = _base64(value)
@@ -214,6 +214,10 @@ class Hdf5Array:
 
 
 _U32: Final = struct.Struct("<I").pack
+
+
+def _is_nan(value: Json) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _base64(number: float) -> str:

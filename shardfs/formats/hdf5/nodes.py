@@ -35,6 +35,8 @@ _MAX_TEXTS_NBYTES: Final = 32 * 2**20
 _MAX_NODES: Final = 2**15
 """Of how many names it is remembered what they are, which takes about 1.5 kB each."""
 
+_USUAL_FILL_LENGTH: Final = 2**10
+
 MAX_NAMES: Final = 2**20
 """How many names a group may have that is listed: they are in memory, where each takes about 200 bytes."""
 
@@ -89,6 +91,11 @@ class _Hdf5Node:
     reason: str | None = None
     damage: str | None = None
 
+    @property
+    def weight(self) -> int:
+        """How much memory it takes: 1 is usual."""
+        return 1 + len((self.array and self.array.fill) or "") // _USUAL_FILL_LENGTH
+
 
 _Found = InlinePart | RangePart | MadePart | BrokenPart
 
@@ -112,7 +119,7 @@ class _NamesTaken:
                 self.hidden.append(name[:100])
                 continue
             node = _listed(described)
-            is_kept = node.array is None or len(self.nodes) < _MAX_NODES
+            is_kept = node.array is None or (len(self.nodes) < _MAX_NODES and node.weight == 1)
             self.nodes[str(name)] = node if is_kept else _ARRAY
         if len(self.nodes) + len(self.hidden) > MAX_NAMES:
             raise ValueError("more names than were asked for")
@@ -363,7 +370,7 @@ class Hdf5Contents:
             raise CorruptionError(f"{path or 'the file'} is damaged") from None
         if not path and node.damage is not None:
             raise CorruptionError(f"libhdf5 cannot read it: {node.damage}")
-        self._nodes.keep(path, node)
+        self._nodes.keep(path, node, node.weight)
         if text is not None:
             self._documents.keep(path, text, len(text))
         return node, text

@@ -12,6 +12,9 @@ ERRORS: Final = (OSError, RuntimeError, ValueError, TypeError, KeyError, IndexEr
 """What h5py raises where a file is damaged, or has what h5py does not know."""
 
 _BITS: Final = (8, 16, 32, 64)
+MAX_ELEMENT_NBYTES: Final = 2**20
+"""How large an element may be: one of the fill value is in each description of a dataset."""
+
 _FLOATS: Final = {2: ("F16LE", "F16BE"), 4: ("F32LE", "F32BE"), 8: ("F64LE", "F64BE")}
 
 
@@ -64,19 +67,44 @@ def dtype_of(descr: Json) -> Any:  # noqa: ANN401
 
 
 def fill_value(identifier: Any, descr: Json) -> Json:  # noqa: ANN401 - a DatasetID
-    """Return the fill value: text, or a little-endian element in hexadecimal digits; None if there is none."""
-    defined = identifier.get_create_plist().fill_value_defined()
-    if defined == h5py.h5d.FILL_VALUE_UNDEFINED:
+    """Return the fill value: text, or a little-endian element in hexadecimal digits; None if that is zeros, or none.
+
+    Raises `AbsentName` if an element has several values, as an array, or none that h5py reads.
+    """
+    if identifier.get_create_plist().fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return None
-    if defined == h5py.h5d.FILL_VALUE_DEFAULT:
-        return "" if descr == "string" else bytes(dtype_of(descr).itemsize).hex()
-    value = h5py.Dataset(identifier).fillvalue
+    value = not_written(identifier)
     if descr == "string":
         return as_bytes(value).decode(errors="replace")
-    elements = np.asarray(value)
-    if elements.dtype.names is None and elements.size > 1 and not (elements == elements.flat[0]).all():
+    elements = np.asarray(value).reshape(-1).astype(dtype_of(descr).newbyteorder("<"))
+    parts = {each.tobytes() for each in elements}
+    if len(parts) != 1:
         raise AbsentName("the parts of its fill value differ")
-    return elements.reshape(-1)[:1].astype(dtype_of(descr).newbyteorder("<")).tobytes().hex()
+    (element,) = parts
+    return element.hex() if any(element) else None
+
+
+def not_written(identifier: Any) -> Any:  # noqa: ANN401 - a DatasetID
+    """Return an element that is not written; raises `AbsentName` if it is too large, or h5py does not read it."""
+    kind = identifier.get_type()
+    if kind.get_class() != h5t.ARRAY:
+        try:
+            return h5py.Dataset(identifier).fillvalue
+        except ERRORS:
+            if kind.get_class() != h5t.OPAQUE:
+                raise
+            raise AbsentName("h5py does not read its fill value") from None
+    # Of an array, h5py does not read the fill value, but elements of a dataset that has it.
+    if kind.get_size() > MAX_ELEMENT_NBYTES:
+        raise AbsentName(f"its fill value has {kind.get_size():,} bytes, more than {MAX_ELEMENT_NBYTES:,}")
+    own = identifier.get_create_plist().copy()
+    own.remove_filter(h5py.h5z.FILTER_ALL)
+    own.set_layout(h5py.h5d.CONTIGUOUS)
+    own.set_fill_time(h5py.h5d.FILL_TIME_IFSET)
+    own.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
+    with h5py.File("an element", "w", driver="core", backing_store=False) as file:
+        space = h5py.h5s.create(h5py.h5s.SCALAR)
+        return h5py.Dataset(h5py.h5d.create(file.id, b"element", kind, space, own))[()]
 
 
 def attribute(value: Any) -> Json:  # noqa: ANN401
@@ -116,6 +144,8 @@ def attribute(value: Any) -> Json:  # noqa: ANN401
 
 def _check(dtype: Any) -> None:  # noqa: ANN401
     """Raise `AbsentName` for a type of elements that has no form in Zarr."""
+    if dtype.itemsize > MAX_ELEMENT_NBYTES:
+        raise AbsentName(f"an element has {dtype.itemsize:,} bytes, more than {MAX_ELEMENT_NBYTES:,}")
     if dtype.names is not None:
         for name in dtype.names:
             _check(dtype[name])
@@ -152,7 +182,10 @@ def _is_exact(kind: Any, dtype: Any) -> bool:  # noqa: ANN401
         return any(kind.equal(getattr(h5t, f"IEEE_{name}")) for name in _FLOATS.get(kind.get_size(), ()))
     if what == h5t.COMPOUND:
         return _is_packed(kind, dtype)
-    return what in (h5t.STRING, h5t.OPAQUE)
+    if what == h5t.STRING:  # of others, h5py leaves out blanks at the end, or what is behind a NUL
+        padding = kind.get_strpad()
+        return bool(padding == h5t.STR_NULLPAD or (padding == h5t.STR_NULLTERM and kind.get_size() == 1))
+    return bool(what == h5t.OPAQUE)
 
 
 def _is_packed(kind: Any, dtype: Any) -> bool:  # noqa: ANN401

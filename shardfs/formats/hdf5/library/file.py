@@ -12,7 +12,18 @@ import numpy as np
 
 from .channel import Json, PipedFile
 from .chunks import chunks_of
-from .elements import ERRORS, AbsentName, as_bytes, as_text, attribute, brief, data_type, dtype_of, fill_value
+from .elements import (
+    ERRORS,
+    AbsentName,
+    as_bytes,
+    as_text,
+    attribute,
+    brief,
+    data_type,
+    dtype_of,
+    fill_value,
+    not_written,
+)
 from .scales import (
     NAMES_A_SCALE,
     OF_NETCDF,
@@ -84,9 +95,9 @@ class Hdf5File:
         part: list[Json] = []
         nbytes = 0
         for name in names:
-            listed = [as_text(name), self._listed(above, name)]
-            part.append(listed)
-            nbytes += len(name) + len(listed[1].get("type", ()))
+            described = self._listed(above, name)
+            part.append([as_text(name), described])
+            nbytes += len(name) + len(json.dumps(described))
             if len(part) >= _PART_LENGTH or nbytes > _PART_SIZE:
                 yield part
                 part, nbytes = [], 0
@@ -116,7 +127,7 @@ class Hdf5File:
         stops = [min(at + n, length) for at, n, length in zip(start, shape, identifier.shape, strict=True)]
         found = np.asarray(dataset[tuple(map(slice, start, stops))], object if descr == "string" else None)
         if found.shape != (*shape, *inner):
-            whole = np.full((*shape, *inner), dataset.fillvalue, found.dtype)
+            whole = np.full((*shape, *inner), not_written(identifier), found.dtype)
             whole[tuple(map(slice, found.shape))] = found
             found = whole
         if descr == "string":
