@@ -26,13 +26,14 @@ from shardfs.stores.direct import DirectSnapshot, KnownFile, WouldWaitError
 from shardfs.stores.files import TargetFiles
 from shardfs.stores.memory import MemoryContent, Slice
 from shardfs.stores.objects.reader import ObjectReader, SnapshotFile, object_stat
-from shardfs.stores.parallel import QuickLock
+from shardfs.stores.parallel import QuickLock, Room
 from shardfs.stores.ttl import within_ttl
 
 MAX_MADE_NBYTES: Final = 2**30
 """How large a file may be that is made, as it is made in memory."""
 
 _MAX_KEPT_NBYTES: Final = 64 * 2**20
+_IN_FLIGHT_NBYTES: Final = 256 * 2**20
 _LARGE_NBYTES: Final = 256 * 2**10
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
@@ -79,8 +80,8 @@ class LatePart:
 class MadePart:
     """*nbytes* bytes that *make* returns: of a compressed member, say. They are kept for a while, and made again.
 
-    The last one that was made is kept, however large it is. Several files may be made at once: *make* bounds what they
-    all take meanwhile. It raises `CorruptionError`, with the key in the message.
+    The last one that was made is kept, however large it is. Several files may be made at once, up to 256 MiB in all, or
+    one larger one, and *make* takes not much more. It raises `CorruptionError`, with the key in the message.
     """
 
     nbytes: int
@@ -227,6 +228,7 @@ class TreeStore(VirtualStore):
         self._nforgotten = 0
         self._loading = QuickLock()
         self._made: Cache[Hashable, Buffer] = Cache(len, _MAX_KEPT_NBYTES)
+        self._room = Room(_IN_FLIGHT_NBYTES)
 
     @property
     def only_zarr(self) -> bool:  # type: ignore[override]
@@ -381,7 +383,8 @@ class TreeStore(VirtualStore):
 
     async def _make(self, key: str, version: Hashable, nbytes: int, make: Callable[[], Awaitable[Buffer]]) -> Buffer:
         async def load() -> Buffer:
-            data = await self._ask(make(), key)
+            async with self._room.take(nbytes):
+                data = await self._ask(make(), key)
             if len(data) != nbytes:
                 raise CorruptionError(f"{key} has {len(data):,} bytes, and should have {nbytes:,}")
             return data

@@ -49,6 +49,13 @@ class Cache(Generic[K, V]):
         """Return a value if it is cached, however old it is."""
         return self._values.get(key)
 
+    def find(self, key: K) -> V | None:
+        """Return a value if it is cached, and mark it as used."""
+        value = self._values.get(key)
+        if value is not None:
+            self.touch(key)
+        return value
+
     def touch(self, key: K) -> None:
         """Mark a cached value as used."""
         self._values.move_to_end(key)

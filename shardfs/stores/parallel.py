@@ -1,7 +1,7 @@
-"""Working on many things, a few at a time; a quick lock; and threads for blocking calls."""
+"""Working on many things, a few at a time; a quick lock; a budget of memory; and threads for blocking calls."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, TypeVar, TypeVarTuple
@@ -65,6 +65,29 @@ class QuickLock:
             self._waiting.unpark()
         else:
             self._is_held = False
+
+
+class Room:
+    """A budget of memory, granted in the order of requests; a request for more than all of it is granted alone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._taken = 0
+        self._turn = QuickLock()
+        self._freed = trio.lowlevel.ParkingLot()
+
+    @asynccontextmanager
+    async def take(self, nbytes: int) -> AsyncGenerator[None, None]:
+        """Wait until so many bytes are free, and have them for the length of the block."""
+        async with self._turn:
+            while self._taken and self._taken + nbytes > self._nbytes:
+                await self._freed.park()
+            self._taken += nbytes
+        try:
+            yield
+        finally:
+            self._taken -= nbytes
+            self._freed.unpark_all()
 
 
 _LONG_SECONDS: Final = 0.2

@@ -3,8 +3,7 @@
 A `ChunkView` shows the chunks of an array, including, where the view needs them, missing chunks as encoded fill values.
 """
 
-from collections.abc import AsyncGenerator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -28,7 +27,7 @@ from shardfs.stores.cache import Cache, SharedCache
 from shardfs.stores.direct import KnownFile, WouldWaitError
 from shardfs.stores.local.syscalls import count_processors
 from shardfs.stores.memory import MemoryContent
-from shardfs.stores.parallel import QuickLock
+from shardfs.stores.parallel import Room
 from shardfs.vfs.inodes import ChunkNumbering
 
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # decoding a smaller chunk is faster than handing it to a thread
@@ -73,7 +72,7 @@ class ChunkCache:
         self._statistics = statistics
         self._chunks: SharedCache[VersionKey, _Decoded] = SharedCache(lambda chunk: len(chunk.data), max_nbytes)
         self._threads = trio.CapacityLimiter(count_processors())
-        self._room = _Room(in_flight_nbytes)
+        self._room = Room(in_flight_nbytes)
 
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the decoded bytes of the version *extent* of the chunk at *coords*.
@@ -210,28 +209,6 @@ class DecodedChunk:
         if self.codec.is_identity and self.extent.nbytes != self.codec.nbytes:
             name = _name(self._array, self._coords)
             raise CorruptionError(f"{name} has {self.extent.nbytes} bytes, not {self.codec.nbytes}")
-
-
-class _Room:
-    """A budget of memory, granted in the order of requests; a request for more than all of it is granted alone."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._taken = 0
-        self._turn = QuickLock()
-        self._freed = trio.lowlevel.ParkingLot()
-
-    @asynccontextmanager
-    async def take(self, nbytes: int) -> AsyncGenerator[None, None]:
-        async with self._turn:
-            while self._taken and self._taken + nbytes > self._nbytes:
-                await self._freed.park()
-            self._taken += nbytes
-        try:
-            yield
-        finally:
-            self._taken -= nbytes
-            self._freed.unpark_all()
 
 
 def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:

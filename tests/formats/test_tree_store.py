@@ -203,6 +203,37 @@ async def test_made_bytes_of_another_size_are_damage(tmp_path: Path) -> None:
 
 
 @in_trio
+async def test_no_more_is_made_at_the_same_time_than_there_is_room_for(tmp_path: Path) -> None:
+    nbytes, begun, most = 10 * 2**20, 0, 0
+
+    async def make() -> Buffer:
+        nonlocal begun, most
+        begun += 1
+        most = max(most, begun)
+        await trio.testing.wait_all_tasks_blocked()
+        begun -= 1
+        return bytes(nbytes)
+
+    class Makes(Boxed):
+        async def find(self, key: str) -> MadePart:
+            return MadePart(nbytes, make)
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        return Makes(snapshot, {}, [])
+
+    write_box(tmp_path / "a.box", {})
+    store = TreeStore("a.box", LocalReader(str(tmp_path)), "a.box", load, ttl=60)
+
+    async def read(number: int) -> None:
+        await (await store.open(f"{number}")).read(0, 1)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(60):
+            nursery.start_soon(read, number)
+    assert most == 25
+
+
+@in_trio
 async def test_where_a_part_is_may_be_asked_when_it_is_opened(tmp_path: Path) -> None:
     write_box(tmp_path / "a.box", {"one": b"one"})
     asked = []

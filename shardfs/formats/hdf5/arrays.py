@@ -169,7 +169,7 @@ class Hdf5Array:
             codecs: list[Json] = [{"name": "vlen-utf8"}]
         else:
             data_type = v3_data_type(self.dtype)
-            is_small = self.dtype.newbyteorder(">") == self.dtype.newbyteorder("<")
+            is_small = self.dtype.names is None and self.dtype.newbyteorder(">") == self.dtype.newbyteorder("<")
             endian = {} if is_small else {"endian": "big" if self.dtype.str[0] == ">" else "little"}
             codecs = [{"name": "bytes", "configuration": endian} if endian else {"name": "bytes"}]
         document: dict[str, Json] = {

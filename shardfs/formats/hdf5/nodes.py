@@ -4,12 +4,12 @@ import logging
 import math
 import os
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from shardfs.formats import BrokenPart, InlinePart, MadePart, RangePart
 from shardfs.formats.hdf5.arrays import Coords, Hdf5Array, group_document, parse_array
 from shardfs.formats.hdf5.process import LibraryProcess
 from shardfs.stores.base import Buffer, Kind, ListedName, Snapshot, join_key
+from shardfs.stores.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -44,40 +45,13 @@ _MAX_NAME_NBYTES: Final = 255
 _QUICK: Final = 2**12
 """So many names, or chunks, are gone through in less time than a thread takes."""
 
+_LARGE_NBYTES: Final = 2**18
 _SMALL_GRID: Final = 50_000
 _MAX_LOOKUPS: Final = 8
 _MAX_NOTED: Final = 1000
 _DIGITS: Final = 18
 
-K = TypeVar("K")
 V = TypeVar("V")
-
-
-class _Recent(Generic[K, V]):
-    """What was used last, as much of it as *limit* allows by the sizes that are given."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._size = 0
-
-    def get(self, key: K) -> V | None:
-        found = self._kept.get(key)
-        if found is None:
-            return None
-        self._kept.move_to_end(key)
-        return found[0]
-
-    def peek(self, key: K) -> V | None:
-        """Return what is kept, in any thread; it does not count as used."""
-        found = self._kept.get(key)
-        return None if found is None else found[0]
-
-    def keep(self, key: K, value: V, size: int = 1) -> None:
-        self._size += size - self._kept.pop(key, (None, 0))[1]
-        self._kept[key] = value, size
-        while self._size > self._limit and len(self._kept) > 1:
-            self._size -= self._kept.popitem(last=False)[1][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +95,13 @@ class _NamesTaken:
             node = _listed(described)
             is_kept = node.array is None or (len(self.nodes) < _MAX_NODES and node.weight == 1)
             self.nodes[str(name)] = node if is_kept else _ARRAY
-        if len(self.nodes) + len(self.hidden) > MAX_NAMES:
+        if self.count > MAX_NAMES:
             raise ValueError("more names than were asked for")
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.nodes) + len(self.hidden)
 
     def shown(self) -> list[ListedName]:
         """Return the names that are shown."""
@@ -203,12 +182,12 @@ class Hdf5Contents:
     def __init__(self, snapshot: Snapshot, session: trio.Nursery) -> None:
         self._snapshot = snapshot
         self._library = LibraryProcess(snapshot, session)
-        self._nodes: _Recent[str, _Hdf5Node] = _Recent(_MAX_NODES)
-        self._listings: _Recent[str, _NamesTaken] = _Recent(_MAX_NODES)
-        self._documents: _Recent[str, bytes] = _Recent(_MAX_TEXTS_NBYTES)
-        self._texts: _Recent[tuple[str, Coords], bytes] = _Recent(_MAX_TEXTS_NBYTES)
-        self._indexes: _Recent[str, _ChunkTable] = _Recent(_MAX_INDEXES_NBYTES)
-        self._lookups: _Recent[str, int] = _Recent(_MAX_NODES)
+        self._nodes: Cache[str, _Hdf5Node] = Cache(lambda node: node.weight, _MAX_NODES)
+        self._listings: Cache[str, _NamesTaken] = Cache(lambda names: names.count, _MAX_NODES)
+        self._documents: Cache[str, bytes] = Cache(len, _MAX_TEXTS_NBYTES)
+        self._texts: Cache[tuple[str, Coords], bytes] = Cache(len, _MAX_TEXTS_NBYTES)
+        self._indexes: Cache[str, _ChunkTable] = Cache(lambda index: index.nbytes, _MAX_INDEXES_NBYTES)
+        self._lookups: Cache[str, int] = Cache(lambda _: 1, _MAX_NODES)
 
     async def begin(self) -> None:
         """Raise the error that prevents reading the file."""
@@ -221,7 +200,7 @@ class Hdf5Contents:
         async with aclosing(self._groups()) as groups:
             async for path, names in groups:
                 skipped += [f"{key} ({reason})" for key, reason in names.skipped(path)]
-                nlooked += len(names.nodes) + len(names.hidden)
+                nlooked += names.count
                 if nlooked >= _MAX_NOTED:
                     break
         if not skipped:
@@ -330,12 +309,12 @@ class Hdf5Contents:
 
     async def _document(self, path: str) -> InlinePart | BrokenPart | None:
         """Return the document of a node; None if nothing is shown there."""
-        text = self._documents.get(path)
+        text = self._documents.find(path)
         if text is not None:
             return InlinePart(text)
         node = await self._node(path)
         if node.reason is None and node.damage is None:
-            text = self._documents.get(path)  # if the node had to be asked for
+            text = self._documents.find(path)  # if the node had to be asked for
             if text is None:
                 node, text = await self._load(path)
         if node.damage is not None:
@@ -357,8 +336,8 @@ class Hdf5Contents:
 
     async def _below_group(self, path: str, name: str) -> _Hdf5Node:
         key = join_key(path, name)
-        node = self._nodes.get(key)
-        if node is None and (listing := self._listings.get(path)) is not None:
+        node = self._nodes.find(key)
+        if node is None and (listing := self._listings.find(path)) is not None:
             node = listing.nodes.get(name, _NONE)
         return (await self._load(key))[0] if node is None else node
 
@@ -370,23 +349,22 @@ class Hdf5Contents:
             raise CorruptionError(f"{path or 'the file'} is damaged") from None
         if not path and node.damage is not None:
             raise CorruptionError(f"libhdf5 cannot read it: {node.damage}")
-        self._nodes.keep(path, node, node.weight)
+        self._nodes.put(path, node)
         if text is not None:
-            self._documents.keep(path, text, len(text))
+            self._documents.put(path, text)
         return node, text
 
     async def _names(self, path: str) -> _NamesTaken:
         """Return all names in a group; raises `OversizedDataError` if there are too many."""
-        known = self._listings.get(path)
-        if known is not None:
-            return known
+        return await self._listings.get(path, partial(self._read_names, path))
+
+    async def _read_names(self, path: str) -> _NamesTaken:
         found, reply = await self._library.collect(_NamesTaken, "listing", path=_steps(path), most=MAX_NAMES)
         if reply.absent is not None:
             raise OversizedDataError(f"{path or 'the file'} cannot be listed: {reply.absent}")
         if found.hidden:
             first = ", ".join(map(ascii, found.hidden[:3]))
             log.warning("%s: no file can have %s: %s", path or "/", counted(len(found.hidden), "name"), first)
-        self._listings.keep(path, found, len(found.nodes) + len(found.hidden))
         return found
 
     async def _place(self, key: str) -> tuple[str, Hdf5Array, Coords] | None:
@@ -464,29 +442,28 @@ class Hdf5Contents:
     async def _values(self, path: str, array: Hdf5Array, coords: Coords) -> Buffer:
         data, counts = await self._elements(path, array, coords)
         try:
-            return array.filters.store(array.padded(data, counts))
+            return await _in_time(array.chunk_nbytes, lambda: array.filters.store(array.padded(data, counts)))
         except ValueError:
             raise CorruptionError(f"{path} cannot be read: it has other elements than it says") from None
 
     async def _text(self, path: str, array: Hdf5Array, coords: Coords) -> bytes:
-        text = self._texts.get((path, coords))
-        if text is None:
-            data, counts = await self._elements(path, array, coords)
-            try:
-                text = array.encoded_text(data, counts)
-            except ValueError as error:
-                raise CorruptionError(f"a chunk of {path} is no text in UTF-8: {error}") from None
-            self._texts.keep((path, coords), text, len(text))
-        return text
+        return await self._texts.get((path, coords), partial(self._encoded_text, path, array, coords))
+
+    async def _encoded_text(self, path: str, array: Hdf5Array, coords: Coords) -> bytes:
+        data, counts = await self._elements(path, array, coords)
+        try:
+            return await _in_time(array.chunk_nbytes + len(data), lambda: array.encoded_text(data, counts))
+        except ValueError as error:
+            raise CorruptionError(f"a chunk of {path} is no text in UTF-8: {error}") from None
 
     async def _entry(self, path: str, array: Hdf5Array, coords: Coords) -> tuple[int, int, int] | None:
         """Return offset, size and mask of a chunk.
 
         The first ones of a large array are looked up, as all its index may be much, and far away.
         """
-        index, nlookups = self._indexes.get(path), self._lookups.get(path) or 0
+        index, nlookups = self._indexes.peek(path), self._lookups.peek(path) or 0
         if index is None and array.has_lookup and array.nchunks > _SMALL_GRID and nlookups < _MAX_LOOKUPS:
-            self._lookups.keep(path, nlookups + 1)
+            self._lookups.put(path, nlookups + 1)
             start = array.bounds(coords)[0][: len(array.shape) - array.ninner]
             reply = await self._library.ask("chunk", path=_steps(path), start=[*start])
             match reply.value:
@@ -498,16 +475,15 @@ class Hdf5Contents:
         return (await self._index(path, array)).find(array.position(coords))
 
     async def _index(self, path: str, array: Hdf5Array) -> _ChunkTable:
-        index = self._indexes.get(path)
-        if index is None:
-            taken, reply = await self._library.collect(
-                _ChunksTaken, "chunks", path=_steps(path), grid=[*array.own_grid], most=MAX_CHUNKS
-            )
-            if reply.absent is not None:
-                raise CorruptionError(f"{path} cannot be read: {reply.absent}")
-            index = await trio.to_thread.run_sync(taken.table, array.nchunks)
-            self._indexes.keep(path, index, index.nbytes)
-        return index
+        return await self._indexes.get(path, partial(self._read_index, path, array))
+
+    async def _read_index(self, path: str, array: Hdf5Array) -> _ChunkTable:
+        taken, reply = await self._library.collect(
+            _ChunksTaken, "chunks", path=_steps(path), grid=[*array.own_grid], most=MAX_CHUNKS
+        )
+        if reply.absent is not None:
+            raise CorruptionError(f"{path} cannot be read: {reply.absent}")
+        return await trio.to_thread.run_sync(taken.table, array.nchunks)
 
     async def _below(self, path: str, array: Hdf5Array, coords: Coords) -> Sequence[int]:
         """Return the next coordinates of the chunks that are stored below *coords*."""
@@ -543,6 +519,11 @@ def _is_hidden(name: str) -> bool:
         or "\0" in name
         or (len(name) > _MAX_NAME_NBYTES // 4 and len(os.fsencode(name)) > _MAX_NAME_NBYTES)
     )
+
+
+async def _in_time(nbytes: int, work: Callable[[], V]) -> V:
+    """Return what *work* makes of *nbytes* bytes, in a thread if they are many."""
+    return work() if nbytes <= _LARGE_NBYTES else await trio.to_thread.run_sync(work)
 
 
 async def _quickly(count: int, work: Callable[[], V]) -> V:

@@ -43,9 +43,6 @@ _SMALL_NBYTES: Final = 256 * 2**10
 _QUICK_NBYTES: Final = 64 * 2**10
 """So many bytes are inflated in less time than a thread takes."""
 
-_LARGE_NBYTES: Final = 32 * 2**20
-"""Of members that are larger, one is inflated at a time: so memory is bounded, however many are asked for."""
-
 _DOCUMENTS: Final = frozenset(DOCUMENTS)
 _MAX_PLAIN: Final = 4096
 
@@ -94,7 +91,6 @@ class ZipContents:
         self._members = members
         self.only_zarr = only_zarr
         self._before = np.zeros(len(members.names), np.uint32)  # of the local headers that were read
-        self._one_large = trio.Lock()
         self._plain: dict[str, bool] = {}  # arrays, and whether all in them is theirs
 
     async def find(self, key: str) -> LatePart | MadePart | BrokenPart | None:
@@ -207,12 +203,6 @@ class ZipContents:
 
     async def _make(self, key: str, number: int) -> Buffer:
         """Return the bytes of a member that is deflated, or is a document; raises `CorruptionError`."""
-        if self._members.usize[number] > _LARGE_NBYTES:
-            async with self._one_large:
-                return await self._made(key, number)
-        return await self._made(key, number)
-
-    async def _made(self, key: str, number: int) -> Buffer:
         try:
             return await self._read(key, number)
         except CorruptionError:

@@ -32,9 +32,8 @@ def add(file: h5py.File, name: str, kind: Any, shape: tuple[int, ...], fill: byt
     properties = h5p.create(h5p.DATASET_CREATE)
     properties.set_chunk((2,) * len(shape))
     if fill is not None:  # h5py converts no arrays
-        library = next(
-            line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libhdf5" in line
-        )
+        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        (library,) = (path for path in loaded if "/h5py.libs/libhdf5-" in path)  # netCDF4 has one, too
         done = ctypes.CDLL(library).H5Pset_fill_value(ctypes.c_int64(properties.id), ctypes.c_int64(kind.id), fill)
         assert done == 0
     return h5d.create(file.id, name.encode(), kind, h5s.create_simple(shape), properties)

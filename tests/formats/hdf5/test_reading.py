@@ -7,6 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import trio
 import zarr
 
 import shardfs
@@ -123,6 +124,23 @@ async def test_of_many_chunks_the_first_ones_are_looked_up_without_all_of_the_in
         assert isinstance(await contents.find(f"x/c/{number}"), RangePart)
     assert asked.count("chunks") == 1
     assert len(asked) == 11
+
+
+@in_trio
+async def test_what_many_want_at_the_same_time_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("g/x", data=np.arange(64), chunks=(1,))
+        file["g/text"] = np.array(["a", "b"], h5py.string_dtype())
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"), session())
+    await contents.find("g/x/zarr.json")
+    await contents.find("g/text/zarr.json")
+    asked = questions(monkeypatch)
+    async with trio.open_nursery() as nursery:
+        for number in range(64):
+            nursery.start_soon(contents.find, f"g/x/c/{number}")
+            nursery.start_soon(contents.find, "g/text/c/0")
+            nursery.start_soon(contents.list, "g")
+    assert sorted(asked) == ["chunks", "listing", "values"]
 
 
 @pytest.mark.slow
