@@ -12,7 +12,6 @@ import shardfs
 from shardfs.errors import MetadataError, NotUnshardable, SourceError, StoreError
 from shardfs.formats import Foreign, ForeignGrid, IndexCodecs, format_faults, formats, load_formats
 from tests.support.commands import run, run_json
-from tests.support.prepared import fresh_environment
 from tests.support.users import TOP
 
 FORMAT = """
@@ -123,7 +122,7 @@ def test_a_format_that_cannot_be_used_is_named_with_its_package(install: Install
 
 def test_info_names_what_is_not_used(install: Install, source: Path) -> None:
     site = install("    raise ZeroDivisionError('why')")
-    done = run("info", source, PYTHONPATH=f"{fresh_environment()['PYTHONPATH']}:{site}")
+    done = run("info", source, TEST_PACKAGES=str(site))
     assert done.returncode == 0
     assert "good" in done.stdout
     assert "faulty 1.0 is not used: ZeroDivisionError('why')" in done.stderr
@@ -162,7 +161,7 @@ def test_a_directory_that_a_format_fails_to_look_at_is_shown_as_it_is_stored(
     expect_good(source)
     with shardfs.open(source) as dataset:
         assert dataset.filesystem().cat("bad/x.faulty") == b"what is in it"
-    found = run_json("info", "--json", source, PYTHONPATH=f"{fresh_environment()['PYTHONPATH']}:{site}")["arrays"]
+    found = run_json("info", "--json", source, TEST_PACKAGES=str(site))["arrays"]
     reasons = {item["path"]: item["reason"] for item in found}
     assert reasons["good"] is None
     assert "its format is faulty, and the package faulty 1.0" in reasons["bad"]
@@ -175,8 +174,9 @@ def test_what_a_tree_fails_to_say_names_the_package(install: Install, source: Pa
     ending = "\n        yield" if fault in ("walk", "skipped") else ""
     site = install(TREE.replace("BODY", f"async def {fault}(self{arguments}):\n        raise KeyError('boo'){ending}"))
     command = "info" if fault == "note" else "verify"
-    path = f"{fresh_environment()['PYTHONPATH']}:{site}"
-    done = run(command, *(["--data"] if command == "verify" else []), source.parent / "a.faulty", PYTHONPATH=path)
+    done = run(
+        command, *(["--data"] if command == "verify" else []), source.parent / "a.faulty", TEST_PACKAGES=str(site)
+    )
     assert "Traceback" not in done.stderr
     assert done.returncode in (1, 3)
     assert "the package faulty, which is not of shardfs, fails with KeyError('boo')" in done.stdout + done.stderr

@@ -27,6 +27,7 @@ import shardfs
 from shardfs import errors
 from shardfs.api.dataset import Dataset
 from tests.interop.writers import CELLS, CHUNKS, SHAPE, SHARDS, VALUES, make_image, write_cell, write_cells
+from tests.support.clusters import local_cluster
 from tests.support.mounting import PATIENCE, Mounter, environment, flush, refuses
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_server import Bucket, S3Server, credentials
@@ -88,9 +89,8 @@ def cluster(s3_server: S3Server) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (credentials() | {"AWS_ENDPOINT_URL": s3_server.endpoint_url}).items():
             patch.setenv(name, value)
-        cluster = LocalCluster(n_workers=3, threads_per_worker=2, processes=True, dashboard_address=None)
-    with cluster:
-        yield cluster
+        with local_cluster(3, 2) as cluster:
+            yield cluster
 
 
 def test_workers_of_dask_store_an_array_whose_chunks_share_shards(place: Place, cluster: LocalCluster) -> None:

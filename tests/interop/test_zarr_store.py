@@ -14,7 +14,7 @@ import dask.array
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from zarr.core.buffer import Buffer, cpu
@@ -27,6 +27,7 @@ from shardfs.api.dataset import Dataset
 from shardfs.api.zarr_store import ShardfsStore
 from shardfs.vfs.paths import Listed
 from tests.support.clients import ZARR34
+from tests.support.clusters import local_cluster
 from tests.support.mounting import PATIENCE, environment
 from tests.support.processes import running
 from tests.support.s3_server import Bucket, S3Server, credentials
@@ -305,7 +306,7 @@ def test_on_s3_the_workers_of_a_dask_cluster_write_into_one_shard(
         zarr.create_group(dataset.store()).create_array("image", shape=SHAPE, chunks=CHUNKS, dtype="i4")
         dataset.flush()
         with (
-            LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=None) as cluster,
+            local_cluster(2, 4) as cluster,
             Client(cluster) as client,
         ):
             data = [expected[i : i + 8, j : j + 8] for i, j in CELLS]

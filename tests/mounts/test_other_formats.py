@@ -17,13 +17,11 @@ from shardfs.formats import formats, load_formats
 from shardfs.vfs.paths import Paths
 from tests.support.commands import run, run_json
 from tests.support.mounting import Mounter
-from tests.support.prepared import fresh_environment
 from tests.support.serving import served
 from tests.support.users import TOP
 from tests.support.web_server import web_server
 
 TOY = TOP / "tests" / "toy_format"
-PYTHONPATH = f"{fresh_environment()['PYTHONPATH']}{os.pathsep}{TOY}"
 VIEWS = ["", "--decode", "--view=v2", "--view=v2 --decode"]
 
 
@@ -37,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def succeed(*arguments: str | Path) -> str:
-    done = run(*arguments, PYTHONPATH=PYTHONPATH)
+    done = run(*arguments, TEST_PACKAGES=str(TOY))
     assert done.returncode == 0, str(done)
     return done.stdout + done.stderr
 
@@ -62,7 +60,7 @@ def test_it_is_one_folder_and_short() -> None:
 @pytest.mark.parametrize("options", VIEWS)
 def test_a_file_is_mounted_listed_and_read(mount: Mounter, tmp_path: Path, options: str) -> None:
     values = write(tmp_path / "data.npy")
-    root = mount(tmp_path / "data.npy", arguments=options.split(), env={"PYTHONPATH": PYTHONPATH}).path
+    root = mount(tmp_path / "data.npy", arguments=options.split(), env={"TEST_PACKAGES": str(TOY)}).path
     assert np.array_equal(read_zarr(root), values)
     names = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     is_v2 = "v2" in options
@@ -73,7 +71,7 @@ def test_a_file_is_mounted_listed_and_read(mount: Mounter, tmp_path: Path, optio
 def test_a_directory_in_a_tree_is_an_array(mount: Mounter, tmp_path: Path) -> None:
     values = write(tmp_path / "source" / "deep" / "a" / "rows.npy", "<f8")
     other = write(tmp_path / "source" / "plain.npy")
-    root = mount(tmp_path / "source", env={"PYTHONPATH": PYTHONPATH}).path
+    root = mount(tmp_path / "source", env={"TEST_PACKAGES": str(TOY)}).path
     assert np.array_equal(read_zarr(root / "deep" / "a"), values)
     assert (root / "deep/a/c/3/0/0").read_bytes() == values[3].tobytes()
     assert not (root / "deep/a/rows.npy").exists()
@@ -92,13 +90,13 @@ def test_without_the_package_it_is_a_file_like_others(mount: Mounter, tmp_path: 
 
 def test_it_is_packed_unpacked_verified_and_described(tmp_path: Path) -> None:
     values = write(tmp_path / "data.npy")
-    (item,) = run_json("info", "--json", tmp_path / "data.npy", PYTHONPATH=PYTHONPATH)["arrays"]
+    (item,) = run_json("info", "--json", tmp_path / "data.npy", TEST_PACKAGES=str(TOY))["arrays"]
     assert (item["shape"], item["inner_chunk_shape"], item["stored_shards"]) == ([7, 5, 3], [1, 5, 3], 1)
     assert item["reason"] is None
     assert "zarr-python" in succeed("info", "--tools", tmp_path / "data.npy")
-    report = run_json("verify", "--json", "--data", tmp_path / "data.npy", PYTHONPATH=PYTHONPATH)
+    report = run_json("verify", "--json", "--data", tmp_path / "data.npy", TEST_PACKAGES=str(TOY))
     assert (report["sound"], report["arrays"], report["shards"]) == (True, 1, 1)
-    (mapped,) = run_json("map", "--json", tmp_path / "data.npy", PYTHONPATH=PYTHONPATH)["arrays"]
+    (mapped,) = run_json("map", "--json", tmp_path / "data.npy", TEST_PACKAGES=str(TOY))["arrays"]
     assert [shard["chunks"] for shard in mapped["shards"]] == [7]
     succeed("pack", "--shards", "4,1,1", tmp_path / "data.npy", tmp_path / "packed")
     packed = zarr.open_array(str(tmp_path / "packed"), mode="r")
@@ -112,7 +110,7 @@ def test_it_is_packed_unpacked_verified_and_described(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path) -> None:
     write(tmp_path / "data.npy")
     os.truncate(tmp_path / "data.npy", (tmp_path / "data.npy").stat().st_size - 1)
-    report = run_json("verify", "--json", tmp_path / "data.npy", status=1, PYTHONPATH=PYTHONPATH)
+    report = run_json("verify", "--json", tmp_path / "data.npy", status=1, TEST_PACKAGES=str(TOY))
     assert "bytes" in report["problems"][0]["message"]
 
 
@@ -120,7 +118,7 @@ def test_a_file_that_is_not_supported_is_named_by_every_command_with_the_reason(
     source, reason = tmp_path / "data.npy", "only numbers in C order have rows here"
     np.save(source, np.asfortranarray(np.arange(6).reshape(2, 3)))
     for command, status, *more in (("verify", 3), ("refs", 1), ("pack", 2, tmp_path / "packed")):
-        done = run(command, source, *more, PYTHONPATH=PYTHONPATH)
+        done = run(command, source, *more, TEST_PACKAGES=str(TOY))
         assert done.returncode == status, str(done)
         assert reason in done.stderr
         assert done.stdout == ""
@@ -132,7 +130,7 @@ def test_a_file_that_is_not_supported_is_named_by_every_command_with_the_reason(
 def test_references_to_it_are_refused_and_nothing_is_written(tmp_path: Path, option: str | None) -> None:
     source = tmp_path / "data.npy"
     write(source)
-    done = run("refs", *([option, tmp_path / "refs"] if option else []), source, PYTHONPATH=PYTHONPATH)
+    done = run("refs", *([option, tmp_path / "refs"] if option else []), source, TEST_PACKAGES=str(TOY))
     assert done.returncode == 1
     assert done.stdout == ""
     assert f"{source} cannot be referenced: shardfs writes references only" in done.stderr
@@ -159,7 +157,7 @@ def test_it_is_read_by_ranges_from_the_web(tmp_path: Path) -> None:
 
 def test_what_changes_is_seen_and_what_is_removed_is_an_error(mount: Mounter, tmp_path: Path) -> None:
     write(tmp_path / "data.npy")
-    mounted = mount(tmp_path / "data.npy", metadata_ttl=0, env={"PYTHONPATH": PYTHONPATH})
+    mounted = mount(tmp_path / "data.npy", metadata_ttl=0, env={"TEST_PACKAGES": str(TOY)})
     assert read_zarr(mounted.path).dtype == np.int32
     values = write(tmp_path / "data.npy", "<f8")
     assert np.array_equal(read_zarr(mounted.path), values)
@@ -189,7 +187,7 @@ def test_places_of_chunks_are_never_those_of_another_version_of_the_file(tmp_pat
 
 def test_versions_are_not_mixed_where_a_file_is_replaced_over_and_over(mount: Mounter, tmp_path: Path) -> None:
     versions = [write(tmp_path / "data.npy", dtype) for dtype in ("<i4", "<f8")]
-    root = mount(tmp_path / "data.npy", metadata_ttl=600, env={"PYTHONPATH": PYTHONPATH}).path
+    root = mount(tmp_path / "data.npy", metadata_ttl=600, env={"TEST_PACKAGES": str(TOY)}).path
     nread, failures = 0, set()
     for number in range(200):
         if not number % 4:
@@ -214,7 +212,7 @@ def test_an_array_that_cannot_be_read_any_more_is_an_error_and_no_fill_value(
     path = tmp_path / "source" / "rows.npy"
     values = write(path)
     source = path if is_file else path.parent
-    mounted = mount(source, metadata_ttl=0, env={"PYTHONPATH": PYTHONPATH})
+    mounted = mount(source, metadata_ttl=0, env={"TEST_PACKAGES": str(TOY)})
     array = zarr.open_array(str(mounted.path), mode="r")
     assert np.array_equal(array[()], values)
     path.write_bytes(content)

@@ -114,7 +114,7 @@ def _output() -> IO[str]:
 
 MAIN = Client("", ("zarr", "xarray"))
 """What the tests themselves run in, with the xarray and the zarr-python of today."""
-ZARR2 = Client("zarr2", ("zarr", "xarray"))
+ZARR2 = Client("zarr2", ("zarr", "xarray", "xarray.backends.zarr", "dask.array", "fsspec", "trio", "boto3"))
 """zarr-python 2.18, xarray and dask that go with it, s3fs, and what shardfs needs to read without FUSE."""
 ZARR34 = Client("zarr34", ("zarr",), "it takes Python 3.12 or later")
 """zarr-python 3.4, with what shardfs needs to read and write without FUSE."""

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import socket
+import sys
 
 _LOCKS = (fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW, fcntl.F_OFD_GETLK)
 _CLONE_NEWUTS = 0x04000000
@@ -17,6 +18,8 @@ def meet() -> None:
     """Find what the environment of this process says."""
     if directory := os.environ.get("TEST_WITHOUT_LOCKS"):
         _refuse_locks(directory + "/")
+    if directory := os.environ.get("TEST_PACKAGES"):
+        _have_installed(directory)
     if name := os.environ.get("TEST_HOST"):
         _move_to_host(name)
     if seconds := os.environ.get("TEST_HASTE"):
@@ -34,6 +37,13 @@ def _refuse_locks(below: str) -> None:
         return call(fd, command, *arguments)
 
     fcntl.fcntl = refusing
+
+
+def _have_installed(directory: str) -> None:
+    """Have the packages in a directory, as if they were installed."""
+    sys.path.append(directory)
+    if formats := sys.modules.get("shardfs.formats"):  # it has looked for them already
+        formats.load_formats.cache_clear()
 
 
 def _move_to_host(name: str) -> None:
