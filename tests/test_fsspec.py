@@ -149,7 +149,6 @@ def test_a_chained_url_and_fo_open_the_same_source(
         assert file.read() == stored
     monkeypatch.chdir(source.parent)
     assert fsspec.filesystem("shardfs", fo="data.zarr", view="v2").exists("image/.zarray")
-    assert fsspec.filesystem("shardfs", fo="data.zarr") is fsspec.filesystem("shardfs", fo="data.zarr")
     s3_bucket.upload(source, "data.zarr")
     options = {"endpoint_url": s3_bucket.endpoint_url, "client_kwargs": {"region_name": "us-east-1"}}
     for key, value in s3_bucket.environment.items():
@@ -158,6 +157,26 @@ def test_a_chained_url_and_fo_open_the_same_source(
     place = s3_bucket.url("data.zarr").removeprefix("s3://")  # as fsspec passes it on
     fs = fsspec.filesystem("shardfs", fo=place, target_protocol="s3", target_options=options)
     assert fs.cat_file("notes.txt") == stored
+
+
+def test_a_filesystem_is_of_what_its_name_stands_for_now_and_open(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fsspec.filesystem("shardfs", fo=str(source))
+    kept = first.cat_file("notes.txt")
+    source.rename(tmp_path / "old")
+    source.mkdir()
+    (source / "notes.txt").write_text("another one")
+    (source / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    assert fsspec.filesystem("shardfs", fo=str(source)).cat_file("notes.txt") == b"another one"
+    assert first.cat_file("notes.txt") == kept
+    monkeypatch.chdir(source)
+    assert fsspec.filesystem("shardfs", fo=".").cat_file("notes.txt") == b"another one"
+    monkeypatch.chdir(tmp_path / "old")
+    second = fsspec.filesystem("shardfs", fo=".")
+    assert second.cat_file("notes.txt") == kept
+    second.dataset.close()
+    assert fsspec.filesystem("shardfs", fo=".").cat_file("notes.txt") == kept
 
 
 def test_options_that_cannot_be_are_refused_by_name(source: Path) -> None:

@@ -291,6 +291,23 @@ def test_a_document_that_is_refused_leaves_everything_as_it_was(source: Path) ->
     assert (source / "image/zarr.json").read_bytes() == before
 
 
+def test_names_that_are_made_and_removed_are_not_remembered(source: Path) -> None:
+    async def rows(paths: Paths) -> int:
+        return len(paths.fs.inodes)
+
+    async def make_and_remove(paths: Paths) -> None:
+        for path in ("image/c/1/3", "new.txt", "another/zarr.json"):
+            await paths.publish(path, b'{"zarr_format": 3, "node_type": "group"}')
+            await paths.remove(path)
+
+    with shardfs.open(source, write=True) as dataset:
+        dataset.loop.call(make_and_remove)
+        before = dataset.loop.call(rows)
+        for _ in range(20):
+            dataset.loop.call(make_and_remove)
+        assert dataset.loop.call(rows) == before
+
+
 def test_a_directory_is_removed_with_all_that_is_below_it(source: Path) -> None:
     with shardfs.open(source, write=True) as dataset:
         dataset["image"].write_chunk((0, 0), NEW)

@@ -67,7 +67,7 @@ class Dataset(OpenDataset):
             from shardfs.api.fsspec_filesystem import ShardfsFileSystem  # only here: fsspec need not be installed
         except ModuleNotFoundError as error:
             raise _missing("a filesystem", "fsspec", "fsspec", error) from None
-        return ShardfsFileSystem(dataset=self, asynchronous=asynchronous, skip_instance_cache=True)
+        return ShardfsFileSystem(dataset=self, asynchronous=asynchronous)
 
 
 class DatasetNode:

@@ -59,6 +59,7 @@ class ShardfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     protocol = "shardfs"
     root_marker = ""
+    cachable = False  # what a path stands for may be another dataset by now, and a dataset may be closed
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ async def _save(paths: Paths, path: str, local: str, callback: Any) -> None:  # 
 
 
 def _filesystem_of(dataset: OpenDataset, asynchronous: bool) -> ShardfsFileSystem:
-    return ShardfsFileSystem(dataset=dataset, asynchronous=asynchronous, skip_instance_cache=True)
+    return ShardfsFileSystem(dataset=dataset, asynchronous=asynchronous)
 
 
 def _refuse() -> NoReturn:

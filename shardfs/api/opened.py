@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
@@ -17,6 +17,7 @@ from shardfs.stores.loop import LoopThread
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
+from shardfs.vfs.session import note_unstored
 
 
 class TreeWords(TypedDict, total=False):
@@ -42,6 +43,12 @@ class Recipe:
     source: str
     options: TreeOptions
     store_options: StoreOptions
+
+    @property
+    def shown(self) -> "Recipe":
+        """What shows the same files to somebody who only reads them."""
+        only_read = replace(self.options, write=False, shards=None, auto_compact=None, single_writer=False)
+        return replace(self, options=only_read)
 
     @property
     def text(self) -> str:
@@ -147,6 +154,11 @@ class OpenDataset:
         return self._loop is not None and self._loop.is_closed and not self._loop.was_forked
 
     @property
+    def shown(self) -> Recipe:
+        """What is equal for all datasets that show the same files, whether these can be written or not."""
+        return self._recipe.shown
+
+    @property
     def view(self) -> str:
         """The view in which its files are shown."""
         return self._recipe.options.view
@@ -221,5 +233,7 @@ async def _opened(recipe: Recipe) -> AsyncIterator[Paths]:
         reading_ahead() as ahead,
     ):
         source.shards.read_ahead(ahead)
+        if not options.write:
+            note_unstored(source.store)
         async with open_paths(source, options, door="open") as paths:
             yield paths

@@ -26,7 +26,7 @@ _MISSING = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
 class ShardfsStore(Store):
-    """The files of *dataset* below *path*; read-only if the dataset is.
+    """The files of *dataset* below *path*; read-only if the dataset is. Stores of the same files are equal.
 
     `close` does not close the dataset, which may have other stores. What `set` returned for survives the end of the
     process; `Dataset.flush` and `Dataset.close` commit it to the shards. Other errors than that of a missing key are
@@ -45,17 +45,15 @@ class ShardfsStore(Store):
     def with_read_only(self, read_only: bool = False) -> "ShardfsStore":
         """Return a store of the same files that can, or cannot, be written."""
         if not read_only and not self.dataset.is_writable:
-            raise ValueError(f"{self.dataset.url} was opened to be read only; open it with write=True")
+            # zarr-python tries it, too, to compare stores, and knows this error as that of a store that cannot.
+            raise NotImplementedError(f"{self.dataset.url} was opened to be read only; open it with write=True")
         return type(self)(self.dataset, self.path, read_only=read_only)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, type(self))
-            and (self.dataset, self.path, self.read_only) == (other.dataset, other.path, other.read_only)
-        )  # fmt: skip
+        return isinstance(other, type(self)) and (self.dataset.shown, self.path) == (other.dataset.shown, other.path)
 
     def __hash__(self) -> int:
-        return hash((self.dataset, self.path, self.read_only))
+        return hash((self.dataset.shown, self.path))
 
     def elements(self, selection: Any) -> Any:  # noqa: ANN401 - as zarr-python has it
         """Return the elements of the array at the root that *selection* selects."""
@@ -149,8 +147,11 @@ class ShardfsStore(Store):
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the keys that begin with *prefix*."""
+        """Yield the keys that begin with *prefix*; if that is a directory, those below it, as of a `LocalStore`."""
         directory, _, beginning = prefix.rpartition("/")
+        names = await self._names(directory) if beginning else ()
+        if any(listed.name == beginning and listed.kind is Kind.DIRECTORY for listed in names):
+            directory, beginning = prefix, ""
         pending = [directory]
         while pending:
             above = pending.pop()

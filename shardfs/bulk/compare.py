@@ -17,6 +17,7 @@ from shardfs.bulk.shown import ShownFiles
 from shardfs.bulk.unpack import Unpacking
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Source
+from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.maintenance.walk import among_shards, walk_nodes, walk_shards
 from shardfs.dataset.node import groups_above
 from shardfs.dataset.path_table import is_below
@@ -400,6 +401,9 @@ async def _compare(
 ) -> list[str]:
     problems: list[str] = []
     old, new = job.both(context)
+    for name, source in (("SOURCE", old), ("DEST", new)):
+        if (unstored := find_unstored(source.store)) is not None:
+            problems.append(f"{name} has {unstored.what}, which are not compared: {unstored.way_out}")
 
     async def tasks() -> AsyncIterator[Task[Any, Sequence[str]]]:
         if await _is_of_files(old, new):

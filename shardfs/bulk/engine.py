@@ -328,7 +328,10 @@ class _Crew(Generic[T, R]):
         if pool is None:
             raise StoreError(f"the executor takes no more tasks: {broken}") from None
         if not pool.has_worked:
-            raise StoreError("no process can be started to work in; --jobs 1 does without") from None
+            raise StoreError(
+                "no process can be started to work in; --jobs 1 (jobs=1) does without. A script that calls shardfs has "
+                'to do so below `if __name__ == "__main__":`, as each process imports it'
+            ) from None
         if pool is self._pool:
             self.end()
 

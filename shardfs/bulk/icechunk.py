@@ -3,16 +3,18 @@
 Readers need icechunk 1 and the permission to follow them, and refuse a chunk whose file was changed since.
 """
 
+import json
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from shardfs.bulk.engine import in_batches
 from shardfs.bulk.refs import Add, Reference, References
 from shardfs.dataset.node import Node
 from shardfs.dataset.source import is_remote, url_of
@@ -22,7 +24,7 @@ from shardfs.stores.base import join_key
 from shardfs.stores.url import StoreOptions, how_to_install
 from shardfs.vfs.chunk_cache import ChunkView
 
-_BATCH: Final = 100_000
+_BATCH: Final = 100_000  # chunks that are told at once
 _WAY_OUT: Final = "write JSON, or mount it"
 
 
@@ -98,23 +100,28 @@ class IcechunkReferences(References):
         if encoding != ChunkKeyEncoding("default", "/"):
             raise RefusedError(f"Icechunk knows only chunk keys such as c/0/1: {_WAY_OUT}")
         texts: list[tuple[str, str]] = []
-        specs: list[Any] = []
+        with tempfile.TemporaryFile("w+") as chunks_of_array:  # there may be millions
 
-        def add(key: str, reference: Reference) -> None:
-            if isinstance(reference, str):
-                texts.append((key, reference))
-                return
-            url, offset, nbytes = reference
-            coords = encoding.decode(key[len(join_key(node.path, "c")) - 1 :], array.grid.ndim)
-            where = str(url), int(offset), int(nbytes)
-            specs.append(icechunk.VirtualChunkSpec([*(coords or ())], *where, None, self._since))
+            def add(key: str, reference: Reference) -> None:
+                if isinstance(reference, str):
+                    texts.append((key, reference))
+                    return
+                url, offset, nbytes = reference
+                coords = encoding.decode(key[len(join_key(node.path, "c")) - 1 :], array.grid.ndim)
+                json.dump(([*(coords or ())], str(url), int(offset), int(nbytes)), chunks_of_array)
+                chunks_of_array.write("\n")
 
-        yield add
-        for key, text in texts:
-            self.add(key, text)
-        for batch in in_batches(specs, _BATCH):
-            if self._store.set_virtual_refs(f"/{node.path}", list(batch), validate_containers=True):
-                raise RefusedError(f"Icechunk refuses the URLs of its shards: {_WAY_OUT}")
+            yield add
+            for key, text in texts:
+                self.add(key, text)
+            chunks_of_array.seek(0)
+            while lines := [*islice(chunks_of_array, _BATCH)]:
+                specs = [
+                    icechunk.VirtualChunkSpec(coords, url, offset, nbytes, None, self._since)
+                    for coords, url, offset, nbytes in map(json.loads, lines)
+                ]
+                if self._store.set_virtual_refs(f"/{node.path}", specs, validate_containers=True):
+                    raise RefusedError(f"Icechunk refuses the URLs of its shards: {_WAY_OUT}")
 
     def add(self, key: str, text: str) -> None:
         """Add a document."""

@@ -84,7 +84,7 @@ async def find_node(source: Source, path: str, names: Collection[str] | None = N
     """
     found = await _find_v3(source, path)
     if found is None and (names is None or V2_NAMES & set(names)):
-        found = await _find_v2(source, path)
+        found = await _find_v2(source, path, names or ())
     return found
 
 
@@ -119,7 +119,7 @@ def _foreign(node: Node, foreign: Foreign) -> BulkNode:
     return BulkNode(node.path, metadata, documents, states, node.array, decoder, foreign)
 
 
-async def _find_v2(source: Source, path: str) -> BulkNode | None:
+async def _find_v2(source: Source, path: str, names: Collection[str]) -> BulkNode | None:
     texts: dict[str, bytes] = {}
     states: dict[str, str] = {}
     for name in sorted(V2_NAMES):
@@ -133,8 +133,13 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
     if main is None:
         return None
     written = parse_json(texts[main])
-    separator = (written.get("dimension_separator") if isinstance(written, dict) else None) or "."
+    stated = written.get("dimension_separator") if isinstance(written, dict) else None
+    separator = stated or "."
     metadata, decoder = metadata_of_v2(main, texts, "/" if separator == "/" else ".")
+    if stated is None and isinstance(metadata, ArrayMetadata) and metadata.ndim > 1 and any(map(str.isdecimal, names)):
+        raise MetadataError(
+            f'{join_key(path, ZARRAY)} does not say that chunk keys have slashes: add "dimension_separator": "/" to it'
+        )
     array = None
     if isinstance(metadata, ArrayMetadata):
         encoding = ChunkKeyEncoding("v2", separator)

@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Protocol, TextIO
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.maintenance.walk import (
     Progress,
     among_shards,
@@ -246,6 +247,11 @@ async def write_references(
     source.hierarchy.look_above(looks=view.lens.looks_above)
     arrays: list[Node] = []
     groups, skipped, failed = [], 0, 0
+    if (unstored := find_unstored(source.store)) is not None:
+        failed += 1
+        warn(
+            f"{source.store.url} has {unstored.what}, which nothing refers to: {unstored.way_out}, then write it again"
+        )
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)

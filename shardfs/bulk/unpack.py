@@ -29,12 +29,12 @@ from shardfs.dataset.node import DOCUMENT, groups_above
 from shardfs.errors import ShardfsError
 from shardfs.format.document import drafts_of
 from shardfs.stores.base import Kind, join_key
-from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.chunk_cache import ChunkCache, FillChunk
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.npy import NpyHandle
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import DocumentHandle, FileHandle
+from shardfs.vfs.handles import ChunkHandle, DocumentHandle, FileHandle
 from shardfs.vfs.views import make_view
 
 _DECODED_NBYTES: Final = 64 * 2**20
@@ -100,6 +100,9 @@ class WriteFiles(StoreTask):
             made_of.add(entry.chunks.array.fingerprint)
         if isinstance(handle, DocumentHandle):
             made_of = MadeOf(handle.text)
+        elif isinstance(handle, ChunkHandle) and isinstance(handle.extent, FillChunk):
+            assert isinstance(entry, Chunk)  # made of what the document says, whatever is stored
+            made_of.add(entry.chunks.array.fingerprint, handle.extent.element)
         elif isinstance(handle, NpyHandle):
             made_of.add(handle.array.fingerprint)
             async for shard in walk_shards(handle.array):

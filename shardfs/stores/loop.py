@@ -44,10 +44,14 @@ class LoopThread(Generic[T]):
         self._name = name
         self._pid = os.getpid()
         self._loop = _Loop(opening, ClosedError(f"{name} is closed: open it again"))
-        threading.Thread(target=self._loop.run, name=f"shardfs {name}", daemon=True).start()
-        self._loop.begun.result()
-        finalize(self, self._loop.end).atexit = False  # nobody may wait where objects are collected
         _RUNNING[self._loop] = self._pid
+        threading.Thread(target=self._loop.run, name=f"shardfs {name}", daemon=True).start()
+        try:
+            _result(self._loop.begun)
+        except BaseException:
+            self._loop.abandon()  # whoever waited may have been interrupted
+            raise
+        finalize(self, self._loop.end).atexit = False  # nobody may wait where objects are collected
 
     def call(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call *work* with what was opened, and the arguments, and wait for its result; an interrupt ends the call.
@@ -247,6 +251,15 @@ class _Loop(Generic[T]):
 
         self.soon(end)
 
+    def abandon(self) -> None:
+        """Let everything end as soon as it has begun."""
+
+        def end(begun: Future[None]) -> None:
+            if begun.exception() is None:
+                self.end()
+
+        self.begun.add_done_callback(end)
+
     def start(self, call: _Call[T, Any]) -> None:
         """Let a task run *call*."""
 
@@ -358,7 +371,7 @@ _RUNNING: "dict[_Loop[Any], int]" = {}
 @atexit.register
 def _end_all() -> None:
     for loop, pid in list(_RUNNING.items()):
-        if pid == os.getpid():
+        if pid == os.getpid() and loop.begun.done():  # else nobody has it, and it ends with the process
             loop.end()
             with suppress(BaseException):  # whatever is not committed stays in the journal
                 loop.ended.result()

@@ -255,11 +255,13 @@ class Paths:
         directory, _, name = path.rpartition("/")
         with trio.CancelScope(shield=True):
             async with self._at(directory) as parent:
-                if (await fs.lookup(parent.ino, _encoded(name))).status.kind is Kind.DIRECTORY:
-                    raise IsADirectoryHereError(f"{path} is a directory")
+                attributes = await fs.lookup(parent.ino, _encoded(name))
                 try:
+                    if attributes.status.kind is Kind.DIRECTORY:
+                        raise IsADirectoryHereError(f"{path} is a directory")
                     await fs.unlink(parent.ino, _encoded(name))
                 finally:
+                    fs.drop_references(attributes.ino, 1)
                     self._changed_in(parent)
 
     async def remove_below(self, path: str) -> None:

@@ -25,7 +25,7 @@ from shardfs.dataset.state.slots import Slot
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted, first_of
 from shardfs.format.document import drafts_of
-from shardfs.stores.base import join_key
+from shardfs.stores.base import Reader, join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, user_name
 from shardfs.stores.parallel import open_nursery
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -314,6 +314,16 @@ async def open_tree(
             await session.fs.worker.end()
 
 
+def note_unstored(store: Reader) -> str | None:
+    """Return what is published and not in the *store*, which is only read, and log it; None if nothing is."""
+    unstored = find_unstored(store)
+    if unstored is None:
+        return None
+    note = f"it has {unstored.what}, and that is not shown here: {unstored.way_out}"
+    log.warning("%s: %s", store.url, note)
+    return note
+
+
 async def notes_on(source: Source, options: TreeOptions) -> list[str]:
     """Return what the user should know who opens *source* with *options*.
 
@@ -323,10 +333,9 @@ async def notes_on(source: Source, options: TreeOptions) -> list[str]:
     foreign = foreign_source(source)
     if foreign not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
         raise SourceError(f"{store.url} cannot be shown in this view: {foreign}")
-    unstored = find_unstored(store) if not options.write else None
+    unstored = note_unstored(store) if not options.write else None
     if unstored is not None:
-        notes.append(f"it has {unstored.what}, and that is not shown here: {unstored.way_out}")
-        log.warning("%s: %s", store.url, notes[-1])
+        notes.append(unstored)
     note = await note_on(source)
     is_filled = note in (EMPTY, NO_ZARR) and options.shards is not None
     if note is not None and not is_filled:

@@ -61,7 +61,7 @@ def test_what_a_pool_had_when_a_process_died_is_named_and_all_others_are_done(tm
 def test_where_no_process_can_be_started_nothing_is_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     multiprocessing.resource_tracker.ensure_running()  # which is a process, too
     monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: b"/bin/false")
-    with pytest.raises(StoreError, match="no process can be started to work in; --jobs 1 does without"):
+    with pytest.raises(StoreError, match=r"no process can be started to work in; --jobs 1 .* does without\. A script"):
         run([Task(("a",)), Task(("b",))], jobs=2)
 
 

@@ -381,9 +381,37 @@ def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_p
     assert done.returncode == FAILED
     assert "SOURCE has a journal of chunks that may not be committed" in done.stderr
     assert zarr.open_group(made)["a"][:4].tolist() == [1, 2, 3, 4]
+    done = run("verify", "--jobs", "1", source, made)
+    assert done.returncode == FAILED
+    assert "SOURCE has a journal of chunks that may not be committed yet, which are not compared" in done.stdout
+    done = run("refs", source)
+    assert done.returncode == FAILED
+    assert "a journal of chunks that may not be committed yet, which nothing refers to" in done.stderr
     mounted.unmount()
     summary("pack", "--shards", "3", "--sync", source, made)
+    assert run("verify", "--jobs", "1", source, made).returncode == run("refs", source).returncode == 0
     assert zarr.open_group(made)["a"][:4].tolist() == [3, 4, 3, 4]
+
+
+@pytest.mark.parametrize("decode", [(), ("--decode",)])
+def test_missing_chunks_that_are_written_as_files_are_written_anew_when_the_document_says_another_value(
+    tmp_path: Path, decode: tuple[str, ...]
+) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    attributes = {"_FillValue": "AAAAAAAA+H8="}  # xarray's way to write NaN
+    options: dict[str, Any] = {"dimension_names": ["x"], "attributes": attributes, "compressors": None}
+    zarr.create_array(source / "a", shape=(8,), chunks=(2,), shards=(4,), dtype="f8", fill_value=0, **options)[:2] = 5
+    how = ("unpack", "--view", "v2", *decode)
+    summary(*how, source, made)
+    assert np.frombuffer((made / "a/1").read_bytes()).tolist() == [0, 0]
+    before = (made / "a/0").stat().st_mtime_ns
+    edit(source / "a/zarr.json", lambda text: json.dumps(json.loads(text) | {"fill_value": 7.0}).encode())
+    summary(*how, "--sync", source, made)
+    assert [np.frombuffer((made / f"a/{number}").read_bytes()).tolist() for number in range(4)] == [
+        [5, 5],
+        *[[7, 7]] * 3,
+    ]
+    assert (made / "a/0").stat().st_mtime_ns == before
 
 
 BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

@@ -136,6 +136,19 @@ def test_a_codec_that_cannot_be_decoded_is_refused_with_the_array_that_has_it(tm
         assert said.endswith("; change what cannot be packed, or move it out of SOURCE")
 
 
+def test_chunks_in_directories_that_the_document_does_not_tell_of_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    zarray = {"zarr_format": 2, "shape": [4, 4], "chunks": [2, 2], "dtype": "|u1", "order": "C", "fill_value": 0}
+    document = tmp_path / "source/array/.zarray"
+    (document.parent / "0").mkdir(parents=True)
+    (document.parent / "0/1").write_bytes(bytes([5, 6, 7, 8]))
+    document.write_text(json.dumps(zarray | {"compressor": None, "filters": None}))
+    said = refuse(tmp_path, tmp_path / "source", tmp_path / "packed")
+    assert 'does not say that chunk keys have slashes: add "dimension_separator": "/" to it' in said
+    document.write_text(json.dumps(zarray | {"compressor": None, "filters": None, "dimension_separator": "/"}))
+    pack(tmp_path / "source", tmp_path / "packed")
+    assert zarr.open_array(tmp_path / "packed/array")[:2, 2:].tolist() == [[5, 6], [7, 8]]
+
+
 BOMB = bytes(2**24)
 
 

@@ -278,6 +278,34 @@ def fill(store: ShardfsStore, value: int) -> None:
     zarr.open_array(store)[...] = value
 
 
+def test_keys_below_an_array_are_those_of_no_other_whose_name_begins_like_it(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "source")
+    for name in ("lat", "lat_bnds"):
+        group.create_array(name, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[:2] = 1
+    with shardfs.open(tmp_path / "source") as dataset:
+        store = dataset.store()
+        assert zarr.open_group(store, mode="r")["lat"].nchunks_initialized == 1
+
+        async def keys(prefix: str) -> list[str]:
+            return sorted([key async for key in store.list_prefix(prefix)])
+
+        assert sync(keys("lat")) == sync(keys("lat/")) == ["lat/c/0", "lat/zarr.json"]
+        assert sync(keys("lat_")) == ["lat_bnds/c/0", "lat_bnds/zarr.json"]
+
+
+def test_an_array_of_a_dataset_that_is_only_read_is_copied_and_not_onto_itself(tmp_path: Path) -> None:
+    made = zarr.create_array(tmp_path / "source", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")
+    made[...] = np.arange(8)
+    with shardfs.open(tmp_path / "source") as only_read, shardfs.open(tmp_path / "source", write=True) as written:
+        array = zarr.open_array(only_read.store(), mode="r")
+        assert (zarr.from_array(zarr.storage.MemoryStore(), data=array, overwrite=True)[...] == np.arange(8)).all()
+        with pytest.raises(ValueError, match="paths overlap"):
+            zarr.from_array(written.store(), data=array, overwrite=True)
+        assert only_read.store() == written.store()
+        assert only_read.store() != written.store("c")
+    assert (made[...] == np.arange(8)).all()
+
+
 @pytest.mark.parametrize("url", ["directory"], indirect=True)  # in S3, several processes write
 def test_a_store_that_is_sent_to_another_process_reads_and_writes_there(stored: str) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

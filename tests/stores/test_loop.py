@@ -96,6 +96,29 @@ def test_an_interrupt_ends_its_call_and_no_other() -> None:
     pool.shutdown()
 
 
+def test_what_is_interrupted_while_it_opens_is_closed_as_soon_as_it_is_open() -> None:
+    opened, begun, may_open, closed = Opened(), *(threading.Event() for _ in range(3))
+
+    @asynccontextmanager
+    async def opening_slowly() -> AsyncIterator[Opened]:
+        begun.set()
+        await trio.to_thread.run_sync(may_open.wait)
+        async with opening(opened, closed):
+            yield opened
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        LoopThread(opening_slowly(), "it")
+    thread.join()
+    may_open.set()
+    assert closed.wait(60)
+
+
 def test_closing_ends_the_calls_under_way_and_later_ones_say_that_it_is_closed() -> None:
     opened, begun = Opened(), threading.Event()
     loop = LoopThread(opening(opened), "it")
