@@ -254,8 +254,9 @@ def _parse_array(described: Json) -> Hdf5Array:
         raise MetadataError("its elements are arrays of text of any length")
     data_type = "string" if dtype is None else v3_data_type(dtype)
     item_nbytes = 0 if dtype is None else dtype.itemsize * math.prod(inner)
-    filters = Hdf5Filters.parse(described["filters"], item_nbytes)
     is_chunked, offset = described["layout"] == "chunked", None
+    chunk_nbytes = math.prod(_lengths(chunks, 1)) * item_nbytes if is_chunked else 0
+    filters = Hdf5Filters.parse(described["filters"], item_nbytes, chunk_nbytes)
     if is_chunked:
         chunk_shape = (*_lengths(chunks, 1), *inner)
         if dtype is None or not is_exact:

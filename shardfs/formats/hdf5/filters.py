@@ -21,6 +21,8 @@ from shardfs.format.codecs import COMPRESSORS, SHUFFLES
 from shardfs.format.document import Json, brief
 from shardfs.format.members import Buffer
 
+_SHUFFLE: Final = 2
+_FLETCHER32: Final = 3
 _LZF: Final = 32000
 _PLUGINS: Final = {307: "bzip2", 32001: "Blosc", 32015: "zstd"}
 """Filters that Zarr has codecs for, and libhdf5 only by plugins, which are not loaded."""
@@ -55,16 +57,17 @@ class Hdf5Filters:
     plugin: str | None = None
 
     @classmethod
-    def parse(cls, filters: Json, item_nbytes: int) -> "Hdf5Filters":
+    def parse(cls, filters: Json, item_nbytes: int, chunk_nbytes: int) -> "Hdf5Filters":
         """Translate filters, each with its number, its values and its name; raises `MetadataError` for those that
         Zarr has not, and `CorruptionError`.
 
-        *item_nbytes* is the size of an element.
+        *item_nbytes* is the size of an element, and *chunk_nbytes* that of a chunk of them.
         """
         if not isinstance(filters, list) or len(filters) > 32:
             raise CorruptionError("it is damaged: its filters cannot be read")
         codecs: list[dict[str, Json]] = []
         is_decoded, plugin = False, None
+        nbytes: int | None = chunk_nbytes  # at the filter, if it is the same for all chunks
         for each in filters:
             match each:
                 case [int(code), list(values), str(name)] if all(type(value) is int for value in values):
@@ -76,6 +79,9 @@ class Hdf5Filters:
                 is_decoded = True
             else:
                 codecs.append(_codec(code, values, name, item_nbytes))
+                # numcodecs shuffles only whole elements; the checksum of a chunk is none.
+                is_decoded = is_decoded or not _is_whole(codecs[-1], nbytes)
+            nbytes = nbytes if code == _SHUFFLE else nbytes + 4 if code == _FLETCHER32 and nbytes is not None else None
         return cls(() if is_decoded else tuple(codecs), is_decoded, plugin)
 
     def stored_nbytes(self, nbytes: int) -> int | None:
@@ -133,9 +139,9 @@ def _codec(code: int, values: list[int], name: str, item_nbytes: int) -> dict[st
     match code:
         case 1:
             return {"name": "numcodecs.zlib", "configuration": {"level": value(0, 6, 9)}}
-        case 2:
+        case _ if code == _SHUFFLE:
             return {"name": "numcodecs.shuffle", "configuration": {"elementsize": value(0, 0, 2**20) or item_nbytes}}
-        case 3:
+        case _ if code == _FLETCHER32:
             return {"name": "numcodecs.fletcher32", "configuration": {}}
         case 307:
             return {"name": "numcodecs.bz2", "configuration": {"level": value(0, 9, 9) or 9}}
@@ -154,6 +160,14 @@ def _codec(code: int, values: list[int], name: str, item_nbytes: int) -> dict[st
             return {"name": "zstd", "configuration": {"level": value(0, 3, 22), "checksum": False}}
     known = _REFUSED.get(code) or brief(name)
     raise MetadataError(f"Zarr has no codec for the filter {known} ({code})")
+
+
+def _is_whole(codec: dict[str, Json], nbytes: int | None) -> bool:
+    """Whether *codec*, of *nbytes* bytes, shuffles none, or only whole elements."""
+    if codec["name"] != "numcodecs.shuffle":
+        return True
+    item_nbytes = codec["configuration"]["elementsize"]
+    return nbytes is not None and item_nbytes > 0 and nbytes % item_nbytes == 0
 
 
 def _shuffled(data: Buffer, item_nbytes: int) -> Buffer:

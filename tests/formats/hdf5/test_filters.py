@@ -31,7 +31,7 @@ def decoded(filters: Hdf5Filters, data: bytes) -> bytes:
 def test_what_is_stored_without_compression_is_decoded_by_numcodecs_and_has_the_size_that_was_said(
     name: str, nbytes: int
 ) -> None:
-    filters = Hdf5Filters.parse(FILTERS[name], 8)
+    filters = Hdf5Filters.parse(FILTERS[name], 8, 80)
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8).tobytes()
     stored = bytes(filters.store(data))
     assert len(stored) == filters.stored_nbytes(nbytes)
@@ -39,18 +39,18 @@ def test_what_is_stored_without_compression_is_decoded_by_numcodecs_and_has_the_
 
 
 def test_bzip2_has_no_form_without_compression() -> None:
-    assert Hdf5Filters.parse([[307, [9], "bzip2"]], 8).stored_nbytes(80) is None
+    assert Hdf5Filters.parse([[307, [9], "bzip2"]], 8, 80).stored_nbytes(80) is None
 
 
 def test_lzf_is_undone_with_all_filters_beside_it() -> None:
-    filters = Hdf5Filters.parse([[2, [8], "shuffle"], [32000, [4, 261, 800], "lzf"]], 8)
+    filters = Hdf5Filters.parse([[2, [8], "shuffle"], [32000, [4, 261, 800], "lzf"]], 8, 80)
     assert (filters.codecs, filters.is_decoded) == ((), True)
 
 
 def test_what_a_plugin_encoded_is_told_by_its_first_bytes() -> None:
     data = np.arange(800, dtype="u1").tobytes()
     for code, codec in ((32015, numcodecs.Zstd()), (32001, numcodecs.Blosc()), (307, numcodecs.BZ2())):
-        filters = Hdf5Filters.parse([[code, [], "a plugin"]], 1)
+        filters = Hdf5Filters.parse([[code, [], "a plugin"]], 1, 10)
         encoded = bytes(codec.encode(data))
         assert filters.has_encoded(encoded[:16], len(encoded))
         assert not filters.has_encoded(data[:16], len(data))

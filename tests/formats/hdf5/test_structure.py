@@ -1,5 +1,6 @@
 """Groups, links, attributes and dimensions of HDF5 files, and what is skipped by name."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import zarr
 import shardfs
 from shardfs.errors import ShardfsError
 from tests.formats.hdf5.files import elements, filters
+from tests.formats.hdf5.test_values import check
 
 
 def attributes_of(path: Path, name: str = "") -> dict[str, Any]:
@@ -260,6 +262,29 @@ def test_chunks_at_the_edge_that_were_stored_without_filters_have_their_values(t
         made.id.write_direct_chunk((8, 0), encoded.ljust(96, b"\0"))  # of that size by chance
     with shardfs.open(tmp_path / "a.h5") as dataset:
         assert np.array_equal(zarr.open_group(dataset.store(), mode="r")["x"][...], values)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i4", "<f8", "S3", [("a", "<f8"), ("b", "u1")]])
+@pytest.mark.parametrize("order", list(itertools.permutations(["shuffle", "gzip", "fletcher32"])), ids="-".join)
+def test_filters_are_undone_in_whatever_order_they_are(tmp_path: Path, dtype: Any, order: tuple[str, ...]) -> None:
+    """netCDF4 has the checksum before all else."""
+    add: dict[str, Callable[[Any], None]] = {
+        "shuffle": lambda properties: properties.set_shuffle(),
+        "gzip": lambda properties: properties.set_deflate(4),
+        "fletcher32": lambda properties: properties.set_fletcher32(),
+    }
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((5, 3))
+        for name in order:
+            add[name](properties)
+        kind, space = h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple((7, 4))
+        made = h5py.Dataset(h5py.h5d.create(file.id, b"x", kind, space, properties))
+        made[...] = np.random.default_rng(0).integers(0, 99, (7, 4)).astype(dtype)
+    assert check(tmp_path / "a.h5") == 1
+    with shardfs.open(tmp_path / "a.h5", decode=True) as dataset, h5py.File(tmp_path / "a.h5") as file:
+        found: Any = zarr.open_array(dataset.store(), path="x", mode="r")
+        assert np.array_equal(found[...], file["x"][...])
 
 
 def test_chunks_are_those_that_the_file_has_byte_for_byte(tmp_path: Path) -> None:
