@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Container, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import pairwise, takewhile
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ import trio
 
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.format.sharding import Coords
+from shardfs.stores.base import Takes
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 
@@ -32,7 +34,7 @@ _FACTOR: Final = 2
 
 _MAX_CHUNKS: Final = 1024
 _MAX_NBYTES: Final = 64 * 2**20
-"""How much is fetched ahead at most, of all scans together; half of that for one."""
+"""How much is fetched ahead at most, of all scans together; half of that for one. As much may come beside that."""
 
 _MAX_LATE: Final = 16
 """Several threads read a little out of order: who goes on after so many chunks that nobody has read skips them."""
@@ -48,7 +50,9 @@ class Fetchable(Protocol):
 
     layout: ArrayLayout
 
-    async def fetch(self, chunks: Collection[Coords], max_nbytes: int) -> Sequence[int]:
+    async def fetch(
+        self, chunks: Collection[Coords], max_nbytes: int, takes: Takes, *, are_dense: bool
+    ) -> Sequence[int]:
         """Begin to bring stored chunks into memory, of all together *max_nbytes* at most; see `Array.fetch`."""
 
 
@@ -65,11 +69,17 @@ class Scan:
         self._most = list(read[-1])
         self._next = self._after(read[-1])
         self._nread = len(read)
+        self._nbytes_beside = 0.0
         self._ahead: dict[Coords, None] = {}  # chunks that are expected and were not read, in order
         self.chunk_nbytes: float | None = None
         """The size of a chunk, about; None as long as that is unknown."""
         self.is_dropped = False
         """Whether nothing more is expected: the chunks are read in another order, or others are read instead."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it reads all chunks along the last axis, as far as its box reaches."""
+        return self._step == 1 and self._axis == len(self._low) - 1
 
     @property
     def is_over(self) -> bool:
@@ -87,6 +97,17 @@ class Scan:
         if len(skipped) > _MAX_LATE:
             self._learn(skipped[0], coords)
         return True
+
+    @property
+    def unread_beside(self) -> float:
+        """How many bytes came beside the chunks that were expected, and were not read since, at most."""
+        return max(0.0, self._nbytes_beside - self._nread * (self.chunk_nbytes or 0.0))
+
+    def takes_beside(self, max_nbytes: float, nbytes: float) -> bool:
+        """Note that *nbytes* come beside the chunks that are expected; False if *max_nbytes* would be unread then."""
+        is_taken = self.unread_beside + nbytes <= max_nbytes
+        self._nbytes_beside += nbytes if is_taken else 0
+        return is_taken
 
     def _learn(self, skipped: Coords, coords: Coords) -> None:
         """Let the box end where reading did, before a chunk that was *skipped*; it goes on with *coords*."""
@@ -236,8 +257,11 @@ class ReadAhead:
 
     async def _fetch(self, array: Fetchable, scan: Scan, chunks: Sequence[Coords], max_nbytes: int) -> None:
         begin_request()
+        with self._lock:
+            others = sum(other.unread_beside for other in self._under_way if other is not scan)
+        takes = partial(scan.takes_beside, _MAX_NBYTES - others)
         try:
-            sizes = await array.fetch(chunks, max_nbytes)
+            sizes = await array.fetch(chunks, max_nbytes, takes, are_dense=scan.is_dense)
         except Exception:  # nobody waits for it, and who reads gets the error
             log.exception("chunks of %s could not be fetched ahead", array.layout.path or "the array")
             return

@@ -5,10 +5,11 @@ The array is sharded, or each of its chunk files is treated as a shard of one ch
 
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import product
+from math import prod
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from shardfs.errors import (
 from shardfs.format.index import Entries, ShardIndex, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coordinates, Coords, ShardGrid
-from shardfs.stores.base import Buffer, FetchingSnapshot, Kind, Stat, in_pieces
+from shardfs.stores.base import Buffer, FetchingSnapshot, Kind, Stat, Takes, in_pieces
 from shardfs.stores.cache import Cache
 from shardfs.stores.direct import KnownFile
 from shardfs.stores.parallel import for_each
@@ -145,7 +146,7 @@ class Array:
         self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
         self._nbytes_before: Cache[tuple[Coords, object], int] = Cache(lambda _: 0, 0, _MAX_BEFORE)
-        self._fetched: FetchingSnapshot | None = None  # a shard of which chunks were fetched ahead
+        self._fetched: OpenShard | None = None  # of which chunks were fetched ahead
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
@@ -254,15 +255,20 @@ class Array:
         if self._shards.ahead is not None and coords and not (self.grid.is_scattered or self.grid.is_encoded):
             self._shards.ahead.note(self, self.grid.grid_shape, coords)
 
-    async def fetch(self, chunks: Collection[Coords], max_nbytes: int) -> Sequence[int]:
+    async def fetch(
+        self, chunks: Collection[Coords], max_nbytes: int, takes: Takes, *, are_dense: bool
+    ) -> Sequence[int]:
         """Begin to bring stored chunks, which will be read soon, into memory, if the source is remote.
 
-        Those that fit into *max_nbytes* together: how large one is, only its index says. Returns the sizes of all that
-        exist. Errors of the source are for who reads.
+        Those that fit into *max_nbytes* together: how large one is, only its index says. More of their shards comes, as
+        far as it *takes* that, and all if they *are_dense*: then the rest will probably be read, too. Returns the sizes
+        of all that exist. Errors of the source are for who reads.
         """
         groups: dict[tuple[Coords, tuple[int, ...]], list[ChunkLocation]] = {}
         for location in map(self.layout.locate, chunks):
             groups.setdefault((location.shard, location.entries[:-1]), []).append(location)
+        known = (self._shards.known(self.layout, locations[0]) for locations in groups.values())
+        before = next((shard for shard in known if shard is not None), self._fetched)
         sizes: list[int] = []
         left = max_nbytes
 
@@ -274,27 +280,34 @@ class Array:
 
         async def fetch(locations: Sequence[ChunkLocation]) -> None:
             with suppress(ShardfsError):
-                shard = await self._open_ahead(locations)
+                shard = await self._open_ahead(locations, before, takes)
                 units = [shard.index.range(location.entries[-1]) for location in locations] if shard is not None else []
                 stored = [unit for unit in units if unit is not None]
                 sizes.extend(nbytes for _, nbytes in stored)
                 if shard is not None:
-                    await shard.fetch([unit for unit in stored if fits(unit[1])])
+                    self._fetched = shard
+                    await shard.fetch([unit for unit in stored if fits(unit[1])], takes, are_dense=are_dense)
 
         are_large = any(self.grid.is_large(self.grid.index_shape(shard)) for shard, _ in groups)
         await for_each(groups.values(), fetch, 1 if are_large else _SHARDS_AHEAD)
         return sizes
 
-    async def _open_ahead(self, locations: Sequence[ChunkLocation]) -> OpenShard | None:
-        """Open the innermost shard of some chunks that will be read in order; all of them comes if it is small."""
-        first, before = locations[0], self._fetched
-        is_known = before is None or len(locations) == 1 or self._shards.known(self.layout, first) is not None
-        key = self.layout.shard_key(first.shard)
-        with nullcontext() if before is None or is_known else before.expecting(key):
-            _, shard = await self._shards.open(self.layout, first)
-        if shard is not None and isinstance(shard.snapshot, FetchingSnapshot):
-            self._fetched = shard.snapshot
-        return shard
+    async def _open_ahead(
+        self, locations: Sequence[ChunkLocation], before: OpenShard | None, takes: Takes
+    ) -> OpenShard | None:
+        """Open the innermost shard of some chunks that will be read in order, as those of the one *before* were.
+
+        All of it comes if it is small, or if they are its first ones, as far as the one before tells.
+        """
+        first, snapshot = locations[0], before.snapshot if before is not None else None
+        is_known = len(locations) == 1 or self._shards.known(self.layout, first) is not None
+        if before is None or not isinstance(snapshot, FetchingSnapshot) or is_known:
+            return (await self._shards.open(self.layout, first))[1]
+        alike = before.index.nentries == prod(first.shapes[-1]) and before.outermost is None is before.decoded
+        units = [before.index.entry(location.entries[-1]) for location in locations] if alike else []
+        stored = [unit for unit in units if unit is not None]
+        with snapshot.expecting(self.layout.shard_key(first.shard), stored, takes):
+            return (await self._shards.open(self.layout, first))[1]
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""

@@ -27,7 +27,7 @@ from shardfs.format.sharding import (
     ShardingLevel,
 )
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
-from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, FetchingSnapshot, Kept, Snapshot, Splice
+from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, FetchingSnapshot, Kept, Snapshot, Splice, Takes
 from shardfs.stores.cache import Cache
 from shardfs.stores.direct import DirectSnapshot
 from shardfs.stores.memory import JoinedContent, MemoryContent
@@ -161,11 +161,12 @@ class OpenShard:
         shard = self.outermost or self
         return shard.snapshot if shard.decoded is None and isinstance(shard.snapshot, DirectSnapshot) else None
 
-    async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
-        """Begin to bring chunks, each an offset and a size, into memory, if that takes requests."""
+    async def fetch(self, units: Sequence[tuple[int, int]], takes: Takes, *, are_dense: bool) -> None:
+        """Begin to bring chunks, each an offset and a size, into memory, if that takes requests; see the snapshot."""
         shard = self.outermost or self
         if shard.decoded is None and isinstance(shard.snapshot, FetchingSnapshot):
-            await shard.snapshot.fetch([(self.offset + offset, nbytes) for offset, nbytes in units])
+            moved = [(self.offset + offset, nbytes) for offset, nbytes in units]
+            await shard.snapshot.fetch(moved, takes, are_dense=are_dense)
 
     async def distrust(self, offset: int, nbytes: int) -> bool:
         """Forget bytes of the shard that failed a check; return whether they may come otherwise next time."""

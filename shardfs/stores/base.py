@@ -148,18 +148,27 @@ class Content(Protocol):
         """Return exactly *nbytes* bytes from *offset*; blocks, and is called in a worker thread."""
 
 
+Takes = Callable[[float], bool]
+"""Whether so many bytes may come beside what is wanted; notes that they do."""
+
+
 @runtime_checkable
 class FetchingSnapshot(Protocol):
     """A version of a remote object, of which bytes can come before somebody reads them."""
 
-    async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
+    async def fetch(self, units: Sequence[tuple[int, int]], takes: Takes, *, are_dense: bool) -> None:
         """Begin to bring units, each an offset and a size, into memory, as they will be read soon.
 
-        More comes if they are in order. Errors are for who reads.
+        More comes, as far as it *takes* that, if they are the first ones in order. If they *are_dense*, so that what
+        lies between them will be read, too, all of an object comes that is not large. Errors are for who reads.
         """
 
-    def expecting(self, key: str) -> AbstractContextManager[None]:
-        """In the block, *key* will be read in order when it is opened, as this object was, which is about as large."""
+    def expecting(self, key: str, units: Sequence[tuple[int, int]], takes: Takes) -> AbstractContextManager[None]:
+        """In the block, *key* will be read in order when it is opened, as this object was, which is about as large.
+
+        It is read where *units* are in this one, each an offset and a size. It comes whole with its first bytes, if it
+        is small, or if they begin where it does, and if it *takes* the rest.
+        """
 
 
 class Snapshot(Protocol):

@@ -51,12 +51,21 @@ class Bucket:
 
 
 def bucket(
-    directory: Path, grid: tuple[int, ...], shards: tuple[int, ...], chunk: tuple[int, ...], order: Order = "C"
+    directory: Path,
+    grid: tuple[int, ...],
+    shards: tuple[int, ...],
+    chunk: tuple[int, ...],
+    order: Order = "C",
+    missing: slice = slice(0),
 ) -> Bucket:
-    """Store an array of *grid* chunks, with *shards* chunks in a shard, which are in *order*."""
+    """Store an array of *grid* chunks, with *shards* chunks in a shard, which are in *order*.
+
+    Elements *missing* along the first axis have the fill value, so that chunks of Morton order are not stored.
+    """
     shape = tuple(count * length for count, length in zip(grid, chunk, strict=True))
     shard = tuple(count * length for count, length in zip(shards, chunk, strict=True))
     values = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    values[missing] = 0
     if order == "C":
         document = array(shape, shard, sharding(chunk, extension("bytes")), data_type="uint8")
         store(directory, document, values=values)
@@ -133,7 +142,7 @@ class Stored:
 ARRAYS = {
     "16 shards of 2 MiB": Stored((8, 8, 8), (4, 4, 2), (16, 64, 64), {"C": 24, "Morton": 24}),
     "16 shards of 2 MiB in a row": Stored((512,), (32,), (64 * KIB,), {"C": 17, "Morton": 17}),
-    "8 shards of 8 MiB": Stored((8, 8, 16), (4, 4, 8), (16, 64, 64), {"C": 16, "Morton": 56}),
+    "8 shards of 8 MiB": Stored((8, 8, 16), (4, 4, 8), (16, 64, 64), {"C": 16, "Morton": 16}),
     "2 shards of 32 MiB": Stored((4, 4, 8), (4, 4, 4), (64, 64, 128), {"C": 10, "Morton": 112}),
 }
 
@@ -162,6 +171,53 @@ async def test_who_reads_here_and_there_makes_the_same_requests_as_without_readi
         names = random.Random(seed).sample(stored.every, 64)
         plain, found = [await read(stored, names, is_ahead=is_ahead, nthreads=1) for is_ahead in (False, True)]
         assert plain.requests == found.requests
+
+
+def is_of_index(request: Request) -> bool:
+    """Whether a request is for the last bytes of a shard only."""
+    return request.range is not None and request.range.startswith("-")
+
+
+@pytest.mark.slow
+@on_mock_clock
+async def test_most_shards_that_are_read_from_their_beginning_come_with_their_index_by_one_request(
+    tmp_path: Path,
+) -> None:
+    stored = bucket(tmp_path / "a", (8, 8, 16), (4, 4, 8), (16, 64, 64))
+    found = await read(stored, stored.every)
+    assert sum(map(is_of_index, found.requests)) <= 5  # of 8: some are met with one chunk at first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["C", "Morton"])
+@on_mock_clock
+async def test_who_reads_one_chunk_of_each_row_gets_no_whole_shards(tmp_path: Path, order: Order) -> None:
+    stored = bucket(tmp_path / "a", (8, 8, 16), (4, 4, 8), (16, 64, 64), order)
+    names = [f"c/{i}/{j}/11" for i, j in product(range(8), range(8))]
+    found = await read(stored, names)
+    assert found.nbytes == len(names) * 64 * KIB if order == "C" else found.nbytes <= 32 * MIB
+
+
+@pytest.mark.slow
+@on_mock_clock
+async def test_what_comes_beside_the_chunks_that_are_read_in_morton_order_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_MAX_NBYTES", 4 * MIB)
+    stored = bucket(tmp_path / "a", (16, 256), (16, 8), (64 * KIB, 1), "Morton")
+    names = [f"c/0/{number}" for number in range(128)]
+    found = await read(stored, names, nthreads=1)
+    assert len({request.key for request in found.requests}) >= 16
+    assert found.nbytes <= 48 * MIB  # of 128 MiB in 16 shards
+
+
+@pytest.mark.slow
+@on_mock_clock
+async def test_a_shard_that_is_larger_than_the_one_before_is_read_as_it_is(tmp_path: Path) -> None:
+    stored = bucket(tmp_path / "a", (48,), (24,), (512 * KIB,), "Morton", missing=slice(6 * MIB, 12 * MIB))
+    names = [*stored.every[:12], *stored.every[24:]]
+    found = await read(stored, names)
+    assert any(is_of_index(request) and request.key.endswith("c/1") for request in found.requests)
 
 
 @pytest.mark.slow

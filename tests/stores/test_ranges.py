@@ -11,7 +11,9 @@ from shardfs.stores.objects.ranges import (
     WINDOW_NBYTES,
     Reads,
     Span,
+    gaps,
     merge,
+    rest_of,
     window,
 )
 
@@ -58,3 +60,17 @@ def test_an_object_read_in_order_takes_a_request_for_each_8_mib(size: int) -> No
         position = end = found.stop
         requests += 1
     assert requests <= max(1, size // WINDOW_NBYTES)
+
+
+def test_gaps_are_all_bytes_that_no_span_has() -> None:
+    assert gaps([], 10) == [Span(0, 10)]
+    assert gaps([Span(4, 6), Span(0, 2), Span(1, 3)], 10) == [Span(3, 4), Span(6, 10)]
+    assert gaps([Span(0, 10)], 10) == []
+
+
+def test_the_rest_of_an_object_is_wanted_with_much_of_it_unless_it_is_large() -> None:
+    covered, nbytes = [Span(0, 2**20)], 8 * 2**20
+    much, little = [Span(3 * 2**20, 7 * 2**19)], [Span(3 * 2**20, 3 * 2**20 + 2**16)]
+    assert rest_of(much, covered, nbytes) == [Span(2**20, nbytes)]
+    assert rest_of(little, covered, nbytes) == []
+    assert rest_of(much, covered, 2 * nbytes) == []

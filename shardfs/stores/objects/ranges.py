@@ -25,6 +25,15 @@ SMALL_NBYTES: Final = 2 * 2**20 + 64 * 2**10
 It is a shard with 2 MiB of chunks, as many have, and an index.
 """
 
+_MUCH: Final = 1 / 16
+"""Who reads so much of what is missing of an object that is not large, and all around it, gets all that is missing."""
+
+WHOLE_NBYTES: Final = WINDOW_NBYTES + 64 * 2**10
+"""Up to this size, an object comes whole when it is opened for who will read it from its beginning.
+
+Its first window is then no request of its own.
+"""
+
 
 class Span(NamedTuple):
     """The bytes from *start* to before *stop*."""
@@ -124,6 +133,32 @@ def merge(spans: Iterable[Span], *, max_gap: int = MAX_GAP, max_nbytes: int = MA
     return merged
 
 
+def gaps(spans: Iterable[Span], nbytes: int) -> list[Span]:
+    """Return the spans of the first *nbytes* bytes, in order, of which none is in *spans*."""
+    found, start = [], 0
+    for span in sorted(spans):
+        if span.start > start:
+            found.append(Span(start, span.start))
+        start = max(start, span.stop)
+    return [*found, Span(start, nbytes)] if start < nbytes else found
+
+
+def rest_of(missing: Sequence[Span], covered: Iterable[Span], nbytes: int) -> list[Span]:
+    """Return all of an object of *nbytes* that is not *covered*; nothing if it is large, or little of it *missing*."""
+    rest = gaps(covered, nbytes) if nbytes <= WHOLE_NBYTES else []
+    return rest if _MUCH * total(rest) <= total(missing) else []
+
+
+def spans_of(units: Iterable[tuple[int, int]]) -> list[Span]:
+    """Return the spans of *units*, each an offset and a size, that have any bytes."""
+    return [Span(offset, offset + nbytes) for offset, nbytes in units if nbytes]
+
+
+def total(spans: Iterable[Span]) -> int:
+    """Return how many bytes *spans* have, none of which overlap."""
+    return sum(span.nbytes for span in spans)
+
+
 def are_in_order(units: Iterable[Span], start: int) -> bool:
     """Whether two or more *units* follow each other from *start*, with gaps that would be fetched anyway."""
     count = 0
@@ -131,6 +166,11 @@ def are_in_order(units: Iterable[Span], start: int) -> bool:
         if unit.nbytes and start <= unit.start <= start + MAX_GAP * (count > 0):
             start, count = unit.stop, count + 1
     return count > 1
+
+
+def are_begun(units: Iterable[Span], nbegun: int) -> bool:
+    """Whether some of *units* follow each other from the beginning, or from behind the *nbegun* bytes of an index."""
+    return any(are_in_order(units, start) for start in {0, nbegun})
 
 
 def window(reads: Reads, wanted: Span, until: int) -> Span | None:

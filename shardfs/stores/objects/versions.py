@@ -7,7 +7,7 @@ waits for it any more.
 
 import copy
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
-from shardfs.stores.base import Buffer, Kind, Stat
+from shardfs.stores.base import Buffer, Kind, Stat, Takes
 from shardfs.stores.memory import Slice
 from shardfs.stores.objects.disk_cache import DiskCache
 from shardfs.stores.objects.heads import (
@@ -34,11 +34,15 @@ from shardfs.stores.objects.heads import (
 from shardfs.stores.objects.kept import KeptRanges, VersionId
 from shardfs.stores.objects.ranges import (
     SMALL_NBYTES,
+    WHOLE_NBYTES,
     WINDOW_NBYTES,
     Reads,
     Span,
-    are_in_order,
+    are_begun,
     merge,
+    rest_of,
+    spans_of,
+    total,
     window,
 )
 from shardfs.stores.objects.reader import object_stat
@@ -211,11 +215,8 @@ class _Version:
             start += view.nbytes
         return views[0] if len(views) == 1 else b"".join(views)
 
-    async def fetch(self, units: Sequence[Span]) -> None:
-        """Begin to bring *units*, which will be read soon, into memory, and more if they are in order.
-
-        Raises no error: who reads them gets it.
-        """
+    async def fetch(self, units: Sequence[Span], takes: Takes, *, are_dense: bool) -> None:
+        """Begin to bring *units*, which will be read soon, into memory; see `FetchingSnapshot`."""
         self._note_whole(units)
         for span in merge(self._missing(units), max_gap=0):
             data = await self._find_on_disk(span)
@@ -224,15 +225,21 @@ class _Version:
         missing = self._missing(units)
         if not missing:
             return
-        if self._reads.read_end is None and any(are_in_order(missing, start) for start in {0, self._nbegun}):
-            self._reads.note(min(missing).start)
+        covered = [*self._objects.memory.spans(self._id).spans, *(flight.span for flight in self._flights)]
+        pieces, wanted = rest_of(missing, covered, self._reads.size) if are_dense else [], total(missing)
+        if not pieces or not takes(total(pieces) - wanted):
+            pieces = merge(missing)
+            is_begun = self._reads.read_end is None and are_begun(missing, self.nbegun)
+            if is_begun and takes(min(self._reads.size, WINDOW_NBYTES) - wanted):
+                self._reads.note(min(missing).start)
         if self._reads.size <= SMALL_NBYTES:
             self._units.update(missing)
-        for piece in merge(missing):
+        for piece in pieces:
             gathering = self._gather(piece, piece, keeps=True)  # the same for all
         await gathering.departed.wait()
-        wanted = max(missing)
-        self._reads.note(next(flight.span.stop for flight in gathering.flights if flight.span.holds(wanted.start)))
+        self._reads.note(
+            next(flight.span.stop for flight in gathering.flights if flight.span.holds(max(missing).start))
+        )
 
     def _missing(self, units: Sequence[Span]) -> list[Span]:
         """Return those of *units* of which no byte is in memory or in flight, at least at their beginning."""
@@ -243,7 +250,7 @@ class _Version:
         if self.came_whole:
             self._units.update(units)
             self.came_whole = len(self._units) < _FEW_UNITS
-            if self._is_in_order():
+            if are_begun(self._units, self.nbegun):
                 self.came_whole = False
                 self._objects.read_in_order(self._key)
 
@@ -302,18 +309,14 @@ class _Version:
         return (None if whole == wanted else whole), False
 
     @property
-    def _nbegun(self) -> int:
+    def nbegun(self) -> int:
         """How many bytes from the beginning are in memory, such as an index there."""
         first = self._objects.memory.spans(self._id).at(0)
         return 0 if first is None else first.stop
 
-    def _is_in_order(self) -> bool:
-        """Whether units of a small object were wanted in order from its beginning, or from the index there."""
-        return any(are_in_order(self._units, start) for start in {0, self._nbegun})
-
     def _rest(self, wanted: Sequence[Span]) -> Span | None:
         """Return what is missing of a small object from the first of *wanted* on, if it is read in order; else None."""
-        if not self._is_in_order():
+        if not are_begun(self._units, self.nbegun):
             return None
         self._objects.read_in_order(self._key)
         start = min(wanted).start
@@ -335,7 +338,7 @@ class _Version:
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
             self._reads.note_window(ahead.stop)
-            if self._reads.size <= SMALL_NBYTES and ahead.start <= self._nbegun:
+            if self._reads.size <= SMALL_NBYTES and ahead.start <= self.nbegun:
                 self._objects.read_in_order(self._key)
         if self._gathering is None:
             self._gathering = _Gathering()
@@ -439,8 +442,8 @@ class Objects(Generic[_Client]):
         """How many bytes are on their way to the disk."""
         self._in_order: dict[str, bool] = {}
         """The directories in which a small object was read in order last."""
-        self._expected: Counter[str] = Counter()
-        """Objects that are small, and will be read in order when they are opened."""
+        self._expected: dict[str, list[int]] = {}
+        """Objects that will be read in order when they are opened, and how many bytes come then, by who expects it."""
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "ObjectSnapshot":
         """Open an object, without a request if it is known and the bytes are at hand, else with one.
@@ -449,7 +452,7 @@ class Objects(Generic[_Client]):
         request.
         """
         part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
-        may_be_small = True
+        known_nbytes = 0
         match self.heads.find(key):
             case KnownDirectory():
                 raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
@@ -460,15 +463,15 @@ class Objects(Generic[_Client]):
                 offset, nbytes = part.within(version.size)
                 if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
                     return snapshot
-                may_be_small = version.size <= SMALL_NBYTES
+                known_nbytes = version.size
         if not part.nbytes:
             return ObjectSnapshot(self, key, await self.heads.head(key))
-        is_next = key in self._expected or self._in_order.pop(split(key)[0], False)
-        if is_next and may_be_small:
-            part = Range(0, SMALL_NBYTES)
+        most = max(self._expected.get(key, ()), default=0) or SMALL_NBYTES * self._in_order.pop(split(key)[0], False)
+        if most and known_nbytes <= most:
+            part = Range(0, most)
         fetched = await self.heads.get(key, part)
         snapshot = ObjectSnapshot(self, key, fetched.stat)
-        snapshot.version.came_whole = part.nbytes == SMALL_NBYTES and fetched.data.nbytes == fetched.stat.size
+        snapshot.version.came_whole = most > 0 and fetched.data.nbytes == fetched.stat.size <= SMALL_NBYTES
         snapshot.version.add(fetched.offset, fetched.data)
         return snapshot
 
@@ -479,14 +482,15 @@ class Objects(Generic[_Client]):
             del self._in_order[next(iter(self._in_order))]
 
     @contextmanager
-    def expecting(self, key: str) -> Iterator[None]:
-        """In the block, the small object *key* comes whole when it is opened: it will be read in order."""
-        self._expected[key] += 1
+    def expecting(self, key: str, nbytes: int) -> Iterator[None]:
+        """In the block, *key* comes whole when it is opened, if it has at most *nbytes*: it will be read in order."""
+        expected = self._expected.setdefault(key, [])
+        expected.append(nbytes)
         try:
             yield
         finally:
-            self._expected[key] -= 1
-            if not self._expected[key]:
+            expected.remove(nbytes)
+            if not expected:
                 del self._expected[key]
 
     def version(self, key: str, stat: ObjectStat) -> _Version:
@@ -601,13 +605,16 @@ class ObjectSnapshot:
         is_current = isinstance(known, FoundObject) and known.version.etag == self.object.etag
         return self.version.read_in_memory(Span(offset, offset + nbytes)) if is_current else None
 
-    async def fetch(self, units: Sequence[tuple[int, int]]) -> None:
+    async def fetch(self, units: Sequence[tuple[int, int]], takes: Takes, *, are_dense: bool) -> None:
         """Begin to bring units, each an offset and a size, into memory; see `FetchingSnapshot`."""
-        await self.version.fetch([Span(offset, offset + nbytes) for offset, nbytes in units if nbytes])
+        await self.version.fetch(spans_of(units), takes, are_dense=are_dense)
 
-    def expecting(self, key: str) -> AbstractContextManager[None]:
-        """In the block, *key* will be read in order when it is opened, as this object was, which is about as large."""
-        return self._objects.expecting(key) if self.size <= SMALL_NBYTES else nullcontext()
+    def expecting(self, key: str, units: Sequence[tuple[int, int]], takes: Takes) -> AbstractContextManager[None]:
+        """In the block, *key* will be read in order when it is opened; see `FetchingSnapshot`."""
+        spans = spans_of(units)
+        is_begun = SMALL_NBYTES < self.size <= WHOLE_NBYTES and are_begun(spans, self.version.nbegun)
+        nbytes = WHOLE_NBYTES if is_begun and takes(self.size - total(spans)) else SMALL_NBYTES
+        return self._objects.expecting(key, nbytes) if self.size <= nbytes else nullcontext()
 
     def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, to be read later, by one request each time."""
