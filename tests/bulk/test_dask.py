@@ -27,7 +27,7 @@ from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import SHARD, document, edit, entry, flip
 from tests.support.datasets import files_below, store
 from tests.support.mounting import PATIENCE, environment
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 
 OVER = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
@@ -58,14 +58,13 @@ class Cluster:
 
     def _start(self, code: str, *arguments: str | Path, prefix: tuple[str | Path, ...] = ()) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", f"{code}\nmain()", *arguments, "--no-dashboard"],
+            tied(*prefix, sys.executable, "-c", f"{code}\nmain()", *arguments, "--no-dashboard", end=signal.SIGKILL),
             env=environment(),
             cwd=self._directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: end_with_parent(signal.SIGKILL),
         )
         self._processes.append(process)
         return process

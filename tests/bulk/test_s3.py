@@ -13,7 +13,7 @@ from tests.bulk.test_pack import pack
 from tests.support.commands import FAILED, run
 from tests.support.datasets import files_below
 from tests.support.mounting import command, environment
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 from tests.support.s3_faults import Before, NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -104,7 +104,7 @@ def test_uploads_of_a_killed_run_are_given_up_by_the_next(
     options = ("--shards", "12", tmp_path / "source", proxied.url("packed"))
     words = command("pack", *options, "--jobs", "1", "--endpoint-url", proxied.endpoint_url)
     s3_proxy.fail("UploadPart", Before(lambda: killed.kill()))
-    killed = subprocess.Popen(words, env=environment(), preexec_fn=end_with_parent)
+    killed = subprocess.Popen(tied(*words), env=environment())
     killed.wait()
     assert s3_bucket.uploads() == ["packed/c/0"]
     s3(*how, *options, bucket=proxied)

@@ -36,7 +36,7 @@ from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
 from tests.support.mounting import Mounter, command, environment, eventually
 from tests.support.places import Place, Places
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 from tests.support.users import NOBODY
 
 QUICK = QuickDisk()
@@ -532,11 +532,10 @@ def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path
 
     for count in (2, 7, 20, 35):
         killed = subprocess.Popen(
-            command("pack", *SHAPES, "--jobs", "2", "--sync", source, made),
+            tied(*command("pack", *SHAPES, "--jobs", "2", "--sync", source, made)),
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=end_with_parent,
         )
         eventually(lambda killed=killed, count=count: killed.poll() is not None or written() >= count)
         killed.kill()

@@ -15,7 +15,7 @@ from shardfs.cli.mount_helper import mount_main
 from tests.cli.test_umount import NEW, stored
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, Mounter, environment, eventually, mounts_of
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 from tests.support.s3_server import Bucket
 
 CHUNK = "c/0/0"
@@ -34,7 +34,7 @@ class Host:
         self.place.mkdir()
         (directory / "sbin").mkdir()
         line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", SET_UP, "sh", directory / "sbin"]
-        self._holder = subprocess.Popen(line, preexec_fn=end_with_parent)
+        self._holder = subprocess.Popen(tied(*line))
         self._proc = Path(f"/proc/{self._holder.pid}")
         eventually(lambda: self._holder.poll() is not None or (self._proc / "comm").read_text() == "sleep\n")
         if self._holder.poll() is not None:

@@ -22,7 +22,7 @@ from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import document
 from tests.support.datasets import age, store
 from tests.support.mounting import PATIENCE, command, environment, eventually
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 from tests.support.s3_server import Bucket
 from tests.support.serving import Client, Served, served
 
@@ -336,14 +336,13 @@ def test_two_servers_write_chunks_of_one_shard_beside_each_other_and_a_flush_of_
 
 
 def start(source: Path, *arguments: str) -> tuple["subprocess.Popen[str]", int]:
-    line = command("serve", "--listen", "127.0.0.1:0", *arguments, source)
+    line = tied(*command("serve", "--listen", "127.0.0.1:0", *arguments, source))
     process = subprocess.Popen(
         line,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
-        preexec_fn=end_with_parent,
     )
     assert process.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())

@@ -1,6 +1,5 @@
 """Real mounts for tests: a daemon in a process of its own, whose log is judged at the end."""
 
-import ctypes
 import json
 import os
 import re
@@ -24,7 +23,7 @@ import pytest
 
 from shardfs.fuse import control
 from tests.support.prepared import Prepared, can_be_prepared, fresh_environment
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 
 PATIENCE = 60.0
 """Seconds after which a daemon that neither answers nor ends has failed."""
@@ -33,9 +32,6 @@ _BAD_LINE = re.compile(r"\b(ERROR|CRITICAL)\b|Traceback|unexpectedly|Exception i
 _HARMLESS = re.compile(r"fuse_reply_\* failed with No such file or directory")
 """The kernel closes files without waiting for the answer, and unmounts meanwhile."""
 _FORBIDDEN = re.compile(r"Traceback|unexpectedly|Exception ignored|never awaited")
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_CAPBSET_DROP = 24
-_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
 def command(*arguments: str | Path, python: str = sys.executable) -> list[str]:
@@ -232,20 +228,10 @@ def _start(
 ) -> subprocess.Popen[bytes] | Prepared:
     if can_be_prepared(env) and not bound_by_modes:  # capabilities are lost with exec only
         return Prepared(line[len(command()) :], env=env, cwd=None, stdout=subprocess.PIPE, stderr=log)
+    without = ("dac_override", "dac_read_search") if bound_by_modes and os.geteuid() == 0 else ()
     return subprocess.Popen(
-        line, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, preexec_fn=_prepare(bound_by_modes)
+        tied(*line, without=without), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
     )
-
-
-def _prepare(bound_by_modes: bool) -> Callable[[], None]:
-    def prepare() -> None:
-        end_with_parent()
-        if bound_by_modes and os.geteuid() == 0:
-            for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
-                if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
-                    raise OSError(ctypes.get_errno(), "prctl")
-
-    return prepare
 
 
 def _await_line(mount: Mount) -> None:

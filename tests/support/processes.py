@@ -1,6 +1,7 @@
 """Processes that tests start, and that do not outlive them."""
 
 import ctypes
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,18 @@ _CLONE_NEWUTS = 0x04000000
 _PATIENCE = 20.0
 
 
+def tied(*command: str | Path, end: signal.Signals = signal.SIGTERM, without: Sequence[str] = ()) -> list[str]:
+    """The command line of a program that gets a signal when the thread that starts it ends.
+
+    It is *without* some capabilities, also as root. A function between fork and exec could do all that, too, but for
+    one subprocess copies the memory of this process, and that takes 40 ms of a process with all the tests.
+    """
+    bounds = [f"--bounding-set=-{',-'.join(without)}"] if without else []
+    return [shutil.which("setpriv") or "setpriv", f"--pdeathsig={end.name}", *bounds, *map(str, command)]
+
+
 def end_with_parent(signal_number: int = signal.SIGTERM) -> None:
-    """Get a signal when the thread that started this process ends; to be called between fork and exec."""
+    """Let this process get a signal when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
 
@@ -36,7 +47,7 @@ def running(
     `with subprocess.Popen` waits for it instead, for ever if nothing else ends it. With another signal as *end* it may
     tidy up first; if it does not end soon it is killed. The *options* are those of subprocess.Popen.
     """
-    process = subprocess.Popen(list(map(str, command)), preexec_fn=lambda: end_with_parent(end), **options)
+    process = subprocess.Popen(tied(*command, end=end), **options)
     try:
         yield process
     finally:

@@ -31,7 +31,7 @@ import boto3
 from botocore.config import Config
 
 from tests.support.inside import quick_boto  # noqa: F401
-from tests.support.processes import end_with_parent
+from tests.support.processes import tied
 
 ACCESS_KEY: Final = "test-access-key"
 SECRET_KEY: Final = "test-secret-key"
@@ -223,13 +223,12 @@ def _running(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[S
         log = Path(directory, "log")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command,
+                tied(*command, end=signal.SIGKILL),
                 env={"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": directory, **variables},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=lambda: end_with_parent(signal.SIGKILL),
             )
         try:
             yield S3Server(_await_endpoint(process, log), process)
