@@ -25,7 +25,7 @@ class TargetRoot:
         """Return the key of the file *name*, None if it is not below this root."""
         for root in self.names:
             if name.startswith(root if root.endswith("/") else f"{root}/"):
-                return name[len(root) :].lstrip("/")
+                return name[len(root) :].removeprefix("/")
         return None
 
 

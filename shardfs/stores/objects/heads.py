@@ -28,6 +28,7 @@ from shardfs.stores.objects.requests import (
     Properties,
     Range,
     Requests,
+    page_with_keys,
 )
 from shardfs.stores.ttl import within_ttl
 
@@ -44,9 +45,6 @@ _MAX_DOUBTFUL: Final = 1000
 
 _LOOKUP_LIMIT: Final = 10
 """How many names are asked for to look up one: some may sort between an object and the keys below it, as `a.b`."""
-
-_MAX_EMPTY_PAGES: Final = 100
-"""How many pages in a row may be empty: a server may pass over keys that were removed."""
 
 _NEVER: Final = float("-inf")
 _T = TypeVar("_T")
@@ -108,8 +106,8 @@ class Listing:
 
     One with *hidden* keys exists even without names: an object stands for the directory itself, or there are names that
     no file system can show. Its pages were requested from *started* on, and the last came at *time*. *doubtful*
-    names were forgotten since. While pages are missing, the holder of the lock fetches the next one; the last *nempty*
-    were empty. *changes* were made meanwhile.
+    names were forgotten since. While pages are missing, the holder of the lock fetches the next one. *changes* were
+    made meanwhile.
     """
 
     started: float
@@ -120,7 +118,6 @@ class Listing:
     is_complete: bool = False
     token: str | None = None
     npages: int = 0
-    nempty: int = 0
     changes: dict[str, FoundObject | KnownDirectory | Absent] = field(default_factory=dict)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -477,11 +474,11 @@ class Heads:
         if not self._can_list:
             return await self._look_up_unlisted(key)
         below = key + "/"
-        page = await self._client.list_page(key, limit=_LOOKUP_LIMIT)
+        page = await page_with_keys(self._client, key, limit=_LOOKUP_LIMIT)
         objects, is_directory = dict(page.objects), below in page.prefixes
         last = max((name.encode() for name in [*page.prefixes, *objects]), default=b"")
         if page.token is not None and last < below.encode():
-            is_directory = bool((await self._client.list_page(below, delimiter="", limit=1)).objects)
+            is_directory = bool((await page_with_keys(self._client, below, delimiter="", limit=1)).objects)
         if is_directory:
             return KnownDirectory()
         return FoundObject(objects[key]) if key in objects else Absent()
@@ -514,7 +511,7 @@ class Heads:
             async with listing.lock:
                 while not listing.is_complete and (max_pages is None or listing.npages < max_pages):
                     prefix = f"{key}/" if key else ""
-                    page = await self._client.list_page(prefix, token=listing.token)
+                    page = await page_with_keys(self._client, prefix, token=listing.token)
                     self._add_page(listing, prefix, page)
                     if page.token is None:
                         self._complete(key, listing)
@@ -541,12 +538,9 @@ class Heads:
             raise StoreError(f"{where} cannot be listed: it has more names than {_MAX_OF_ONE * self._max_names:,}")
         listing.token = page.token
         listing.npages += 1
-        is_empty = not page.objects and not page.prefixes
-        listing.nempty = listing.nempty + 1 if is_empty else 0
-        is_repeated = not is_empty and len(listing.names) + len(listing.hidden) == before
-        if page.token is not None and (is_repeated or listing.nempty > _MAX_EMPTY_PAGES):
-            what = "the same keys again and again" if is_repeated else "empty pages without end"
-            raise StoreError(f"{self._client.location.url_of(prefix)} cannot be listed: the server gives {what}")
+        if page.token is not None and len(listing.names) + len(listing.hidden) == before:
+            where = self._client.location.url_of(prefix)
+            raise StoreError(f"{where} cannot be listed: the server gives the same keys again and again")
 
     def _complete(self, key: str, listing: Listing) -> None:
         with self._lock:

@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
-from shardfs.errors import printable
+from shardfs.errors import StoreError, printable
 from shardfs.stores.base import Address
 
 DOCUMENT: Final = "zarr.json"
 """The object that shows that there is an array or a group, if nothing can be listed."""
 
+_MAX_EMPTY_PAGES: Final = 100
 _SHOWN: Final = 120
 _HEADERS: Final = (
     "BucketKeyEnabled",
@@ -171,7 +172,27 @@ class Requests(Protocol):
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
     ) -> ListPage:
-        """Return one page of the keys that begin with *prefix*; without *delimiter*, all of them."""
+        """Return one page of the keys that begin with *prefix*; without *delimiter*, all of them.
+
+        It may be empty though others follow: see `page_with_keys`.
+        """
+
+
+async def page_with_keys(
+    requests: Requests, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
+) -> ListPage:
+    """Return the first page, from *token* on, that is not empty, or else the last one.
+
+    Servers pass over many removed keys, or from one of their machines to another, by pages without keys. Raises
+    `StoreError` if these have no end.
+    """
+    for _ in range(_MAX_EMPTY_PAGES + 1):
+        page = await requests.list_page(prefix, delimiter=delimiter, token=token, limit=limit)
+        if page.objects or page.prefixes or page.token is None:
+            return page
+        token = page.token
+    where = requests.location.url_of(prefix)
+    raise StoreError(f"{where} cannot be listed: the server gives empty pages without end")
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from shardfs.stores.objects.requests import (
     ListPage,
     Properties,
     Range,
+    page_with_keys,
 )
 from shardfs.stores.objects.store import first_answer
 from shardfs.stores.s3.client import S3Client
@@ -59,7 +60,7 @@ async def check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
 async def _check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
     location = client.location
     try:
-        page = await client.list_page("", limit=MAX_TOP)
+        page = await page_with_keys(client, "", limit=MAX_TOP)
     except AccessDeniedError as error:
         try:
             await client.get(DOCUMENT, Range(-1, 1))
@@ -84,7 +85,7 @@ async def _check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
 
 async def _require_ranges(client: S3Client, page: ListPage) -> None:
     """Read the end of a small object; raises `StoreError` if the server returns all of it, or another part."""
-    key = _smallest(page) or _smallest(await client.list_page("", delimiter="", limit=_FEW))
+    key = _smallest(page) or _smallest(await page_with_keys(client, "", delimiter="", limit=_FEW))
     try:
         if key is not None:
             await client.get(key, Range(-1, 1))

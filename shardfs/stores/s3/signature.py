@@ -16,6 +16,9 @@ _NOTHING: Final = hashlib.sha256().hexdigest()
 """The checksum of no body."""
 
 _BLOCK: Final = 64
+_CHANGED_ON_THE_WAY: Final = {"accept-encoding"}
+"""Headers that are not signed, as proxies, and Google's servers, put another one in their place."""
+
 _PORTS: Final = {"http": "80", "https": "443"}
 
 
@@ -50,7 +53,8 @@ def signed_headers(
         added["x-amz-security-token"] = key.token
     lower = {"host": _host_of(parts.scheme, parts.netloc), **added}
     for name, value in headers.items():
-        lower[name.lower()] = " ".join(value.split()) if "  " in value else value
+        if name.lower() not in _CHANGED_ON_THE_WAY:
+            lower[name.lower()] = " ".join(value.split()) if "  " in value else value
     names = sorted(lower)
     lines = "".join([f"{name}:{lower[name]}\n" for name in names])
     signed = ";".join(names)

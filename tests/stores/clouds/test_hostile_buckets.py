@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,10 +12,10 @@ from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError, Sourc
 from shardfs.stores.clouds.azure import AzureService
 from shardfs.stores.clouds.google import GoogleService
 from shardfs.stores.objects.client import Client
-from shardfs.stores.objects.heads import Heads
+from shardfs.stores.objects.heads import Absent, FoundObject, Heads, KnownDirectory
 from shardfs.stores.objects.location import CloudLocation, S3Location
 from shardfs.stores.objects.options import S3Options
-from shardfs.stores.objects.requests import Counts, Range
+from shardfs.stores.objects.requests import Counts, ListPage, Range
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
@@ -226,6 +226,25 @@ async def test_empty_pages_without_end_do_not_tell_that_nothing_is_there(cloud: 
     cloud.web.faults.add("empty pages")
     with pytest.raises(StoreError, match=r"cannot be listed|lists"):
         await Heads(client, ttl=0).list("0")
+
+
+@in_trio
+async def test_a_name_is_not_absent_because_a_page_is_empty_of_which_others_follow(cloud: Cloud) -> None:
+    """As Azure gives them where another machine goes on, and S3 where keys were removed."""
+    client = client_of(cloud)
+    list_page = client.list_page
+
+    async def late(prefix: str, *, token: str | None = None, **options: Any) -> ListPage:
+        begun = None if token is not None and token.endswith("empty") else token
+        if begun is None and token != "eeempty":
+            return ListPage([], [], f"e{token or 'mpty'}")
+        return await list_page(prefix, token=begun, **options)
+
+    client.list_page = late  # type: ignore[method-assign]
+    heads = Heads(client, ttl=0)
+    assert isinstance(await heads.stored("zarr.json"), FoundObject)
+    assert isinstance(await heads.stored("0"), KnownDirectory)
+    assert isinstance(await heads.stored("nothing"), Absent)
 
 
 NO_LISTINGS = ("page of HTML", "JSON", "half of a listing", "huge sizes", "negative sizes", "no times", "entities")

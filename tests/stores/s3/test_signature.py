@@ -31,14 +31,16 @@ def test_a_signature_is_that_of_botocore(endpoint: str, token: str | None, monke
         "Range": "bytes=0-9",
         "If-Match": '"a  b"',
         "x-amz-request-payer": "requester",
-        "Accept-Encoding": "identity",
     }
+    changed = {"Accept-Encoding": "identity"}  # by proxies, and by Google
     for url in urls:
         for method in ("GET", "HEAD"):
             request: Any = AWSRequest(method, url, dict(headers))
             S3SigV4Auth(key, "s3", "eu-west-7").add_auth(request)
             ours = {
                 k.lower(): v
-                for k, v in signed_headers(key, "eu-west-7", method, url, headers, int(now.timestamp())).items()
+                for k, v in signed_headers(
+                    key, "eu-west-7", method, url, headers | changed, int(now.timestamp())
+                ).items()
             }
-            assert ours == {name.lower(): value for name, value in request.headers.items()}, url
+            assert ours == {name.lower(): value for name, value in {**request.headers, **changed}.items()}, url
