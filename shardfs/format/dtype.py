@@ -271,7 +271,11 @@ def v2_fields(dtype: np.dtype[Any]) -> Json:
     """Return the `dtype` of a `.zarray` for *dtype*, in its byte order."""
     if dtype.fields is None:
         return dtype.str
-    return [[name, v2_fields(dtype[name])] for name in dtype.names or ()]
+    return [_v2_field(name, dtype[name]) for name in dtype.names or ()]
+
+
+def _v2_field(name: str, field: np.dtype[Any]) -> Json:
+    return [name, v2_fields(field.base), *([list(field.shape)] if field.subdtype is not None else [])]
 
 
 def _parse_v2_field(field: Json, depth: int) -> tuple[Any, ...]:
@@ -382,7 +386,7 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
 
     Accepts the spellings of Zarr v2, but not those that only v3 has. Raises `MetadataError`, also for null.
     """
-    dtype = dtype.newbyteorder("<")
+    value, dtype = reordered_fill(dtype, value), dtype.newbyteorder("<")
     is_number = type(value) in (int, float)
     has_bits = any(str(part).startswith("0x") for part in (value if isinstance(value, list) else [value]))
     element = None
@@ -397,6 +401,32 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
     if element is None or value is None:
         raise MetadataError(f"the fill value {brief(value)} is not one of the dtype {dtype.str}")
     return element
+
+
+def reordered_fill(dtype: np.dtype[Any], value: Json) -> Json:
+    """Return the `fill_value` of a `.zarray` of *dtype* as that of a little-endian one, and the other way round.
+
+    It differs for structs: their base64 has the bytes of an element, each field in its own byte order.
+    """
+    if dtype.names is not None and isinstance(value, str):
+        with suppress(ValueError):
+            element = base64.b64decode(value, validate=True)
+            if len(element) == dtype.itemsize:
+                return base64.b64encode(_reordered(dtype, element)).decode("ascii")
+    return value
+
+
+def _reordered(dtype: np.dtype[Any], element: bytes) -> bytes:
+    if dtype.subdtype is not None:
+        base = dtype.base
+        starts = range(0, len(element), base.itemsize or 1)
+        return b"".join(_reordered(base, element[start : start + base.itemsize]) for start in starts)
+    if dtype.fields is not None:
+        fields = [dtype.fields[name] for name in dtype.names or ()]
+        return b"".join(_reordered(field[0], element[field[1] : field[1] + field[0].itemsize]) for field in fields)
+    if not element or dtype == dtype.newbyteorder("<"):
+        return element
+    return np.frombuffer(element, dtype).byteswap().tobytes()
 
 
 def _specified(dtype: np.dtype[Any], value: Json) -> Json:

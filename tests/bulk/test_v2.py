@@ -1,5 +1,6 @@
 """Zarr v2 of every codec, data type and layout, as zarr-python 2 writes it: packed for all libraries, or refused."""
 
+import base64
 import bz2
 import json
 import lzma
@@ -193,3 +194,37 @@ def test_a_node_with_a_name_that_v3_forbids_is_named_with_the_way_out(tmp_path: 
     assert "rename it" in done.stderr
     assert not (tmp_path / "packed/group/zarr.json").is_dir()
     assert (tmp_path / "packed/sound/zarr.json").is_file()
+
+
+def test_missing_elements_of_a_struct_of_any_byte_order_are_packed_as_the_fill_value_that_they_have(
+    tmp_path: Path,
+) -> None:
+    dtype = np.dtype([("a", ">i4"), ("b", "<i2"), ("c", ">f8")])
+    fill = np.array([(7, 3, 0.5)], dtype)
+    zarray = {
+        "zarr_format": 2, "shape": [8], "chunks": [1], "dtype": [["a", ">i4"], ["b", "<i2"], ["c", ">f8"]],
+        "order": "C", "fill_value": base64.b64encode(fill.tobytes()).decode(), "compressor": None, "filters": None,
+    }  # fmt: skip
+    source = tmp_path / "source/array"
+    source.mkdir(parents=True)
+    (source / ".zarray").write_text(json.dumps(zarray))
+    values = np.array([(n, -n, n / 4) for n in range(8)], dtype)
+    values[3] = fill[0]
+    for n in (0, 1, 2, 4, 5, 6, 7):
+        (source / str(n)).write_bytes(values[n : n + 1].tobytes())
+    pack(source.parent, tmp_path / "packed")
+    for field in ("a", "b", "c"):
+        assert read_tensorstore(tmp_path / "packed/array", field=field).tolist() == values[field].tolist()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_fields_of_several_elements_are_no_raw_bytes_but_refused_by_name(tmp_path: Path, order: str) -> None:
+    zarray = {
+        "zarr_format": 2, "shape": [8], "chunks": [1], "dtype": [["p", f"{order}f4", [2]], ["q", ">i2"]],
+        "order": "C", "fill_value": None, "compressor": None, "filters": None,
+    }  # fmt: skip
+    (tmp_path / "source/array").mkdir(parents=True)
+    (tmp_path / "source/array/.zarray").write_text(json.dumps(zarray))
+    assert "the field 'p' of the dtype has no Zarr v3 form" in refuse(
+        tmp_path, tmp_path / "source", tmp_path / "packed"
+    )

@@ -31,6 +31,7 @@ from shardfs.format.document import (
 from shardfs.format.dtype import (
     DataType,
     parse_v2_dtype,
+    reordered_fill,
     v2_element,
     v2_fill_element,
     v3_data_type,
@@ -314,11 +315,13 @@ def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[s
     if grid.name != "regular":
         raise NotShownError(f"a chunk grid that is {brief(grid.name)} has no Zarr v2 form")
     chunk_shape = parse_lengths(grid.configuration.get("chunk_shape"), "chunk_shape", minimum=1, ndim=array.ndim)
+    encoding = v2_codecs(array.codecs, chunk_shape, DataType.parse(data_type))
+    fill_value = shown_fill_value(array.document, shows_missing=shows_missing)
     document = {
-        **v2_codecs(array.codecs, chunk_shape, DataType.parse(data_type)),
+        **encoding,
         "chunks": list(chunk_shape),
         "dimension_separator": separator,
-        "fill_value": shown_fill_value(array.document, shows_missing=shows_missing),
+        "fill_value": reordered_fill(parse_v2_dtype(encoding["dtype"]), fill_value),
         "shape": list(array.shape),
         "zarr_format": 2,
     }
@@ -349,7 +352,8 @@ def edit_array(
     except NotShownError as error:
         raise RefusedError(str(error)) from None
     document = {**shown.document, "shape": zarray["shape"]}
-    return parse_array(with_fill_value(document, zarray["fill_value"], shows_missing=shows_missing))
+    fill_value = reordered_fill(parse_v2_dtype(zarray["dtype"]), zarray["fill_value"])
+    return parse_array(with_fill_value(document, fill_value, shows_missing=shows_missing))
 
 
 def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupMetadata:

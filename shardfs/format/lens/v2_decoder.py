@@ -12,7 +12,7 @@ import numpy as np
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, undo
 from shardfs.format.document import Document
-from shardfs.format.dtype import parse_v2_dtype, v2_fields
+from shardfs.format.dtype import parse_v2_dtype, reordered_fill, v2_fields
 from shardfs.format.lens.v2_codecs import codecs_of, object_data_type
 from shardfs.format.members import Buffer
 from shardfs.format.numcodec import MAX_ITEM_NBYTES, NATIVE, Codec, check_decodable
@@ -49,10 +49,13 @@ class V2Decoder:
 
     def native(self, zarray: Document) -> Document:
         """Return the `.zarray` of the array with decoded elements, and codecs that every library has for v3."""
-        compressor = zarray["compressor"]
+        compressor, dtype, fill_value = zarray["compressor"], zarray["dtype"], zarray["fill_value"]
+        if self.dtype is not None:
+            dtype, fill_value = v2_fields(self.dtype.newbyteorder("<")), reordered_fill(self.dtype, fill_value)
         return {
             **zarray,
-            "dtype": zarray["dtype"] if self.dtype is None else v2_fields(self.dtype.newbyteorder("<")),
+            "dtype": dtype,
+            "fill_value": fill_value,
             "order": "C",
             "filters": codecs_of(zarray)[:1] if self.dtype is None else None,
             "compressor": compressor if compressor is not None and compressor["id"] in NATIVE else _ZSTD,

@@ -1,15 +1,18 @@
 """Zarr v2 documents that a program wrote: what they change of the Zarr v3 documents that they stand for."""
 
+import base64
 import json
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
-from shardfs.format.document import canonical
+from shardfs.format.document import canonical, encode_json
+from shardfs.format.dtype import fill_element, parse_v2_dtype
 from shardfs.format.lens.v2 import (
     V2,
     array_documents,
@@ -320,3 +323,37 @@ def test_whatever_is_written_is_taken_or_refused(data: st.DataObject) -> None:
     ):
         with suppress(MetadataError, RefusedError, NotUnshardable):
             take()
+
+
+STRUCTS = [
+    ([["a", ">i4"], ["b", "|S3"]], extension("struct", fields=[
+        {"name": "a", "data_type": "int32"},
+        {"name": "b", "data_type": extension("null_terminated_bytes", length_bytes=3)},
+    ])),
+    ([["a", ">c8"], ["in", [["t", ">M8[s]"], ["u", ">U2"]]]], extension("struct", fields=[
+        {"name": "a", "data_type": "complex64"},
+        {"name": "in", "data_type": extension("struct", fields=[
+            {"name": "t", "data_type": extension("numpy.datetime64", unit="s", scale_factor=1)},
+            {"name": "u", "data_type": extension("fixed_length_utf32", length_bytes=8)},
+        ])},
+    ])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "data_type"), STRUCTS, ids=["flat", "nested"])
+def test_the_fill_value_of_a_struct_has_the_byte_order_of_its_dtype(dtype: Any, data_type: Any) -> None:
+    """As zarr-python 2 reads it: the base64 is an element of the dtype."""
+    big = parse_v2_dtype(dtype)
+    first, second = (np.arange(start, start + big.itemsize, dtype=np.uint8).tobytes() for start in (1, 65))
+    little = np.frombuffer(first, big).astype(big.newbyteorder("<")).tobytes()
+    fill = base64.b64encode(little).decode()
+    stored = parse_array(array((7, 11), (4, 6), extension("bytes", endian="big"), data_type=data_type, fill_value=fill))
+    zarray = array_documents(stored, ".")[".zarray"]
+    assert zarray["dtype"] == dtype
+    assert base64.b64decode(zarray["fill_value"]) == first
+    assert edit_array(stored, ".zarray", encode_json(zarray), ".").document == stored.document
+    written = {**zarray, "fill_value": base64.b64encode(second).decode()}
+    edited = edit_array(stored, ".zarray", encode_json(written), ".")
+    assert array_documents(edited, ".")[".zarray"] == written
+    found = np.frombuffer(fill_element(data_type, edited.document["fill_value"]), big.newbyteorder("<"))
+    assert found.tolist() == np.frombuffer(second, big).tolist()
