@@ -625,8 +625,13 @@ class FillCodec:
     swapped: np.dtype[Any] | None
 
     @classmethod
-    def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "FillCodec":
-        """Parse the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded."""
+    def parse(
+        cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension], *elements: bytes
+    ) -> "FillCodec":
+        """Parse the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded.
+
+        *elements* are the values of which there may be chunks, if they vary in size: together, they may be too large.
+        """
         count = math.prod(chunk_shape)
         serializer = VLEN_SERIALIZERS.get(type_name(data_type))
         try:
@@ -641,7 +646,8 @@ class FillCodec:
             else:
                 first, *after = parse_chain(codecs, "codecs")
                 odd = [codec.name for codec in after if not is_decodable(codec)]
-                if first.name != serializer or odd or 8 * count > MAX_CHUNK_NBYTES:
+                nbytes = (4 + max(map(len, elements), default=0)) * count
+                if first.name != serializer or odd or 4 + nbytes > MAX_CHUNK_NBYTES:
                     raise NotShownError(f"the chunks, of {count} elements, are not encoded here")
                 found = cls(struct.pack("<I", count), count, tuple(after), None)
             encode(found.after, b"\0")  # so that an invalid configuration is found now

@@ -321,12 +321,12 @@ def fill_values(shown: UnshardedArray) -> FillValues:
     data_type = shown.document["data_type"]
     try:
         stored, missing = fill_element(data_type, shown.document["fill_value"]), _stored_element(shown.document)
-        codec = None if missing == stored else FillCodec.parse(data_type, shown.grid.chunk_shape, shown.codecs)
+        elements = stored, bytes(item_nbytes(data_type) or 0) if missing is None else missing
+        is_one = missing == stored
+        codec = None if is_one else FillCodec.parse(data_type, shown.grid.chunk_shape, shown.codecs, *elements)
     except MetadataError as error:
         raise NotShownError(str(error)) from None
-    if missing is None:
-        missing = bytes(item_nbytes(data_type) or 0)
-    return FillValues(stored, missing, codec)
+    return FillValues(*elements, codec)
 
 
 def _shown(document: Document) -> Json:

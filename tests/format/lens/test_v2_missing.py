@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardfs.errors import NotShownError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import canonical
-from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.unsharded import UnshardedArray, describe
 from shardfs.format.lens.v2 import array_documents, edit_array, new_array
 from shardfs.format.lens.v2_attributes import fill_values, naming_no_axes
 from shardfs.format.metadata import parse_array
@@ -200,3 +200,17 @@ def test_chunks_that_cannot_be_encoded_are_told_why() -> None:
         fill_values(describe(parse_array(document)))
     same = {**document, "fill_value": -1, "attributes": {"_FillValue": base64_of(-1)}}
     assert fill_values(describe(parse_array(same))).codec is None, "and where none is made, it does not matter"
+
+
+@pytest.mark.parametrize(("fill_value", "missing"), [("x" * 1000, "y"), ("", "y" * 1000), ("x" * 1000, None)])
+def test_a_chunk_of_texts_that_would_be_too_large_to_make_is_told_why(fill_value: str, missing: str | None) -> None:
+    def described(nchunk: int) -> UnshardedArray:
+        members = {"fill_value": fill_value, "attributes": {} if missing is None else {"_FillValue": missing}}
+        codecs = [{"name": "vlen-utf8"}, GZIP]
+        return describe(
+            parse_array(array((nchunk,), (nchunk,), *codecs, data_type="string", dimension_names=["x"], **members))
+        )
+
+    assert fill_values(described(1000)).codec is not None
+    with pytest.raises(NotShownError, match="67108864 elements, are not encoded here"):
+        fill_values(described(2**26))
