@@ -20,7 +20,7 @@ from shardfs.format.document import Json
 from shardfs.formats import BrokenPart, InlinePart, MadePart, RangePart
 from shardfs.formats.hdf5.arrays import Coords, Hdf5Array, group_document, parse_array
 from shardfs.formats.hdf5.process import LibraryProcess
-from shardfs.stores.base import Buffer, Kind, ListedName, Snapshot, join_key
+from shardfs.stores.base import Buffer, Kind, ListedName, Snapshot, is_reserved, join_key
 from shardfs.stores.cache import Cache
 
 log = logging.getLogger(__name__)
@@ -512,9 +512,10 @@ def _steps(path: str) -> list[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether no file can have a name, or only one that Zarr has for something else."""
+    """Whether no file can have a name, or only one that Zarr or shardfs has for something else."""
     return (
         name in ("", ".", "..", DOCUMENT)
+        or is_reserved(name)
         or "/" in name
         or "\0" in name
         or (len(name) > _MAX_NAME_NBYTES // 4 and len(os.fsencode(name)) > _MAX_NAME_NBYTES)

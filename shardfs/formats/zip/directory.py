@@ -59,6 +59,7 @@ _IS_UTF8: Final = 1 << 11
 _SIZES_FOLLOW: Final = 1 << 3
 
 _UNIX: Final = 3
+_UNIXES: Final = (_UNIX, 19)  # that of macOS
 _MODES: Final = 0o170000
 _SYMLINK: Final = 0o120000
 _USUAL_MODES: Final = (0, 0o100000, 0o040000)
@@ -317,11 +318,9 @@ class DirectoryParser:
         for row in np.flatnonzero(is_wide).tolist():
             if not _widen(table[row], _extra(data, int(starts[row]), headers[row], _ZIP64_ID)):
                 table["problem"][row] = _NO_ZIP64
-        for row, (start, nbytes, flags) in enumerate(
-            zip(starts.tolist(), headers["name_nbytes"].tolist(), headers["flags"].tolist(), strict=True)
-        ):
+        for row, (start, nbytes) in enumerate(zip(starts.tolist(), headers["name_nbytes"].tolist(), strict=True)):
             raw = data[start + _HEADER.itemsize : start + _HEADER.itemsize + nbytes]
-            name = raw if raw.isascii() else _decoded(raw, flags, _extra(data, start, headers[row], _UNICODE_PATH_ID))
+            name = raw if raw.isascii() else _decoded(raw, data, start, headers[row])
             self._names.append(self._checked(name, raw))
         self._tables.append(table)
 
@@ -420,17 +419,27 @@ def _widen(row: np.void, extra: bytes | None) -> bool:
     return True
 
 
-def _decoded(raw: bytes, flags: int, unicode_path: bytes | None) -> bytes | None:
-    """Return the name *raw* as UTF-8 (appendix D); None if it is no text."""
+def _decoded(raw: bytes, data: bytes, start: int, header: np.void) -> bytes | None:
+    """Return the name *raw* in the *header* at *start* as UTF-8 (appendix D); None if it is no text.
+
+    `zip` of Info-ZIP writes names of Unix as they are, and no flag that they are UTF-8.
+    """
     name = raw
-    if not flags & _IS_UTF8:
-        is_of_it = unicode_path is not None and unicode_path[1:5] == zlib.crc32(raw).to_bytes(4, "little")
-        name = unicode_path[5:] if unicode_path is not None and is_of_it else raw.decode("cp437").encode()
+    if not header["flags"] & _IS_UTF8:
+        unicode_path = _extra(data, start, header, _UNICODE_PATH_ID)
+        if unicode_path is not None and unicode_path[1:5] == zlib.crc32(raw).to_bytes(4, "little"):
+            name = unicode_path[5:]
+        elif header["made_by"] >> 8 not in _UNIXES or not _is_utf8(raw):
+            name = raw.decode("cp437").encode()
+    return name if _is_utf8(name) else None
+
+
+def _is_utf8(name: bytes) -> bool:
     try:
         name.decode()
     except UnicodeDecodeError:
-        return None
-    return name
+        return False
+    return True
 
 
 def _check_extents(table: NDArray[np.void], archive: Archive) -> NDArray[np.uint64]:

@@ -1,6 +1,9 @@
 """What a ZIP file says of its members: what is shown, what is refused, and what is no ZIP file at all."""
 
+import os
+import shutil
 import struct
+import subprocess
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -277,13 +280,31 @@ def test_a_file_that_is_a_directory_too_is_a_directory(tmp_path: Path, caplog: p
     assert "1 member whose names are those of directories: a" in caplog.text
 
 
+@pytest.mark.skipif(shutil.which("zip") is None, reason="there is no zip")
+def test_names_are_those_of_the_files_that_zip_was_given(tmp_path: Path) -> None:
+    names = ["Größe/x", "日本", "e\u0301", "plain"]
+    for name in names:
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    subprocess.run(
+        ["zip", "-q", "-r", "-D", "../a.zip", "."],
+        cwd=tmp_path / "data",
+        check=True,
+        env=os.environ | {"LC_ALL": "C.UTF-8"},
+    )
+    assert read(tmp_path / "a.zip") == {name: name.encode() for name in names}
+
+
 def test_names_are_in_unicode_or_of_the_first_PC(tmp_path: Path) -> None:  # noqa: N802
     unicode = b"\1" + struct.pack("<L", zlib.crc32(b"\x84")) + "ж".encode()
     members = [(b"\x84/x", b"1", {}), (b"\x84", b"2", {"extra": struct.pack("<2H", 0x7075, len(unicode)) + unicode})]
     wrong = b"\1" + struct.pack("<L", 17) + b"no"
     members += [(b"\x81", b"3", {"extra": struct.pack("<2H", 0x7075, len(wrong)) + wrong})]
+    members += [("è".encode(), b"5", {"made_by": 3 << 8}), ("ê".encode(), b"6", {"made_by": 0})]
     (tmp_path / "a.zip").write_bytes(made(*members, ("é".encode(), b"4", {"flags": 1 << 11})))
-    assert read(tmp_path / "a.zip") == {"ä/x": b"1", "ж": b"2", "ü": b"3", "é": b"4"}
+    expected = {"ä/x": b"1", "ж": b"2", "ü": b"3", "é": b"4", "è": b"5", "ê".encode().decode("cp437"): b"6"}
+    assert read(tmp_path / "a.zip") == expected
 
 
 NONE = made(GOOD)
