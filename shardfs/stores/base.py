@@ -233,6 +233,9 @@ class OpenFile(Protocol):
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
 
+    def give_up(self) -> None:
+        """Let nothing be stored of what was written and is not yet: its writer failed."""
+
     async def flush(self) -> None:
         """Store what was written and is not stored yet; called whenever a descriptor of the file is closed.
 

@@ -19,6 +19,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import Pending
 from shardfs.dataset.path_table import is_below
 from shardfs.errors import (
+    ExistsError,
     IsADirectoryHereError,
     NotADirectoryHereError,
     NotEmptyError,
@@ -30,13 +31,13 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.stores.base import Buffer, Content, Kind, Stat, in_pieces, join_key
+from shardfs.stores.base import Buffer, Content, Kind, in_pieces, join_key
 from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.direct import DirectChunks
-from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner, cookie_of
+from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, OpenedFile, Owner, PassthroughHandle, cookie_of
 from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session, WritingSession, open_tree
@@ -212,12 +213,18 @@ class Paths:
         with trio.CancelScope(shield=True):
             async with self._at(directory, makes=True) as parent:
                 try:
-                    replaced = None if exclusive else await fs.written_in_place(parent.ino, _encoded(name))
-                    if replaced is None:
+                    stored, mode = await fs.written_in_place(parent.ino, _encoded(name)), 0o666 & ~self._umask
+                    if stored is None:
                         flags = os.O_EXCL if exclusive else os.O_TRUNC
-                        await self._create(parent.ino, path, data, flags, 0o666 & ~self._umask, self._owner)
+                        await self._create(parent.ino, path, data, flags, mode, self._owner)
+                    elif stored.ino == ABSENT:
+                        await self._replace(parent.ino, path, data, mode, self._owner, exclusive=exclusive)
+                    elif exclusive:
+                        raise ExistsError(f"{path} exists")
                     else:
-                        await self._replace(parent.ino, path, data, replaced.status)
+                        was = stored.status
+                        owner = Owner(was.uid, was.gid)
+                        await self._replace(parent.ino, path, data, S_IMODE(was.mode), owner, exclusive=False)
                 finally:
                     self._changed_in(parent)
 
@@ -233,17 +240,21 @@ class Paths:
         except BaseException:
             if isinstance(handle, WriteBuffer):  # else what was not written would be published as empty
                 fs.buffers.lose_name([handle], Event.DROPPED)
+            elif isinstance(handle, PassthroughHandle):
+                handle.file.give_up()
             raise
         finally:
             await fs.close(number)
             fs.drop_references(attributes.ino, 1)
 
-    async def _replace(self, parent: int, path: str, data: Buffer | Content, status: Stat) -> None:
-        """Replace a stored file by a new one, as readers of the old one, and who looks after a kill, see all of one."""
+    async def _replace(
+        self, parent: int, path: str, data: Buffer | Content, mode: int, owner: Owner, *, exclusive: bool
+    ) -> None:
+        """Store a new file in place of a stored one, or where none is: readers, and who looks after a kill, see one."""
         fs, name, new = self._writable().fs, path.rpartition("/")[2], f".{token_hex(8)}.partial"
         try:
-            await self._create(parent, new, data, os.O_EXCL, S_IMODE(status.mode), Owner(status.uid, status.gid))
-            await fs.rename(parent, _encoded(new), parent, _encoded(name), exclusive=False)
+            await self._create(parent, new, data, os.O_EXCL, mode, owner)
+            await fs.rename(parent, _encoded(new), parent, _encoded(name), exclusive=exclusive)
         except BaseException:
             with suppress(ShardfsError):
                 await fs.unlink(parent, _encoded(new))

@@ -22,7 +22,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.stores.base import Kind, NewAttributes, Store, is_reserved, join_key
+from shardfs.stores.base import Kind, NewAttributes, Stat, Store, is_reserved, join_key
 from shardfs.stores.cache import while_it_changes
 from shardfs.vfs.chunk_cache import ChunkCache, FillChunk
 from shardfs.vfs.documents import Documents
@@ -253,13 +253,18 @@ class WritableFilesystem(Filesystem):
                 raise StaleError(f"{entry.path} is a chunk of an array that another session has just made")
 
     async def written_in_place(self, parent: int, name: bytes) -> Attributes | None:
-        """Return the attributes of *name* if it is a stored file of which others see each write; None if not."""
+        """Return the attributes of *name* if it is a stored file, or would be, of which others see each write.
+
+        None if not, or if it has another name, too.
+        """
         if self.store.root is None or not isinstance(await self._child(parent, name), Passthrough):
             return None
         attributes = await self.lookup(parent, name)
+        if attributes.ino == ABSENT:
+            return attributes
         self.drop_references(attributes.ino, 1)
         is_alone = attributes.status.kind is Kind.FILE and attributes.status.nlink == 1
-        return attributes if attributes.ino != ABSENT and is_alone else None
+        return attributes if is_alone else None
 
     async def open_to_write(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns the number of its handle, and whether it bypasses the page cache."""
@@ -304,12 +309,12 @@ class WritableFilesystem(Filesystem):
             async with self._locks.hold(partial(_node, self.orphans.array_path(key))):
                 await self.orphans.absorb_file(key)
         elif self.store.root is not None and not self.is_scratch(key):
-            await self._adopt(key, handle)
+            await self._adopt(key, handle.attributes.status)
 
-    async def _adopt(self, key: str, handle: PassthroughHandle) -> None:
-        """Publish a file that is closed as a chunk, if another session has made it one of an array meanwhile."""
+    async def _adopt(self, key: str, status: Stat) -> None:
+        """Publish a file, which was stored as *key*, as a chunk, if another session has made it one meanwhile."""
         try:
-            array = await self.orphans.adopt(key, handle.attributes.status)
+            array = await self.orphans.adopt(key, status)
             if array is not None:
                 async with self._locks.hold(partial(_node, array)):
                     await self.orphans.absorb(array)
@@ -352,12 +357,15 @@ class WritableFilesystem(Filesystem):
         """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it."""
         self.writer.check()
         old: Entry
+        stored: Stat | None = None
         is_directory = False
 
         async def choose() -> Nodes | None:
-            nonlocal old, is_directory
+            nonlocal old, stored, is_directory
             old = await self._child(parent, name)
-            is_directory = isinstance(old, Passthrough) and not old.is_scratch and await old.is_directory()
+            passes = isinstance(old, Passthrough) and not old.is_scratch
+            stored = await self.store.stat(old.path) if passes else None
+            is_directory = stored is not None and stored.kind is Kind.DIRECTORY
             is_unpublished = self.buffers.unpublished(old.path) is not None
             if is_directory or (isinstance(old, PublishedEntry) and is_unpublished and await old.makes_node()):
                 return None
@@ -378,6 +386,12 @@ class WritableFilesystem(Filesystem):
                     raise CrossDeviceError("directories of chunks cannot be replaced")
                 await self.require_no_new_array(old)
                 await old.move_to(new, exclusive=exclusive)
+        is_file = stored is not None and not is_directory and isinstance(new, Passthrough) and not new.is_scratch
+        if is_file and stored is not None and self.store.root is not None:
+            try:
+                await self._adopt(new.path, stored)
+            except ShardfsError as error:  # the file is moved
+                log.error("%s may be a chunk of an array that was just made: %s", new.path, error)  # noqa: TRY400
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
         """Return which nodes to lock to create or replace *name*, or to remove it if not *makes*; None is all.

@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
+from unittest.mock import patch
 
 import dask.array
 import numpy as np
@@ -25,6 +26,8 @@ from zarr.testing.store import StoreTests
 import shardfs
 from shardfs.api.dataset import Dataset
 from shardfs.api.zarr_store import ShardfsStore
+from shardfs.errors import NoSpaceError
+from shardfs.stores.local.tree import LocalFile
 from shardfs.vfs.paths import Listed
 from tests.support.clients import ZARR34
 from tests.support.clusters import local_cluster
@@ -272,6 +275,39 @@ def test_threads_and_dask_write_into_one_shard_and_lose_nothing(stored: str) -> 
             dask.array.from_array(-expected, chunks=CHUNKS), image, lock=False, scheduler="threads", num_workers=8
         )
     assert (values(stored) == -expected).all()
+
+
+def test_a_file_that_cannot_be_written_whole_replaces_none_and_nobody_sees_it(url: str) -> None:
+    with shardfs.open(url, write=True) as dataset:
+        store, write = dataset.store(), LocalFile.write
+        whole, other = cpu.Buffer.from_bytes(b"whole"), cpu.Buffer.from_bytes(b"other" * 1000)
+        sync(store.set("a/old", whole))
+        seen: list[list[str]] = []
+
+        async def half(file: LocalFile, offset: int, data: bytes) -> int:
+            await write(file, offset, data[:1])
+            if not url.startswith("s3:"):
+                seen.append([name for name in os.listdir(f"{url}/a") if not name.startswith(".")])
+            raise NoSpaceError("the disk is full")
+
+        with patch.object(LocalFile, "write", half):
+            for key in ("a/old", "a/new"):
+                with pytest.raises(NoSpaceError):
+                    sync(store.set(key, other))
+            with pytest.raises(NoSpaceError):
+                sync(store.set_if_not_exists("a/new", other))
+    assert seen in ([], [["old"]] * 3)
+    with shardfs.open(url) as dataset:
+        store = dataset.store()
+        assert sync_all(store.list_dir("a")) == ["old"]
+        assert sync(store.get("a/old", cpu.buffer_prototype)).to_bytes() == b"whole"
+
+
+def sync_all(names: AsyncIterator[str]) -> list[str]:
+    async def all_of() -> list[str]:
+        return [name async for name in names]
+
+    return sync(all_of())
 
 
 def fill(store: ShardfsStore, value: int) -> None:

@@ -420,6 +420,9 @@ class LocalFile:
         with changing(self._key):
             await self._threads.on_content(self._syscalls.sync, self._fd)
 
+    def give_up(self) -> None:
+        """Do nothing: what is written is stored at once."""
+
     async def flush(self) -> None:
         """Do nothing: what is written is stored at once."""
 

@@ -114,6 +114,9 @@ class SnapshotFile:
         """Raise `ReadOnlyError`."""
         raise self._refusal()
 
+    def give_up(self) -> None:
+        """Do nothing: nothing is written."""
+
     async def flush(self) -> None:
         """Do nothing: nothing was written."""
 

@@ -40,6 +40,16 @@ class Failed(NamedTuple):
     error: ShardfsError
 
 
+class Broken(NamedTuple):
+    """A change failed, with *error*: from *offset* on, the file is not what a program meant.
+
+    It is not stored, and each attempt raises the error, until it was cut there.
+    """
+
+    error: ShardfsError
+    offset: int
+
+
 class Spool:
     """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
@@ -67,7 +77,7 @@ class Spool:
         self.key = key
         self.snapshot = snapshot
         self._now_ns = now_ns
-        self.state: Clean | Dirty | Failed = Clean() if snapshot is not None else Dirty()
+        self.state: Clean | Dirty | Failed | Broken = Clean() if snapshot is not None else Dirty()
         self.name = new_name()
         self.identity = snapshot.stat.identity if snapshot is not None else f"spool:{self.name}"
         self.mtime_ns = self._now_ns()
@@ -94,9 +104,16 @@ class Spool:
         stat = file_stat(self.key, ObjectStat(size, "", self.mtime_ns))
         return stat._replace(version=(self.name, self.nchanges), identity=self.identity)
 
-    def changed(self) -> None:
-        """Note that it was written."""
-        self.state = Dirty()
+    def broke(self, error: ShardfsError, offset: int) -> None:
+        """Note that a change at *offset* failed."""
+        first = min(offset, self.state.offset) if isinstance(self.state, Broken) else offset
+        self.state = Broken(error, first)
+
+    def changed(self, nbytes: int | None = None) -> None:
+        """Note that it was written, or given the size *nbytes*."""
+        is_cut = isinstance(self.state, Broken) and nbytes is not None and nbytes <= self.state.offset
+        if is_cut or not isinstance(self.state, Broken):
+            self.state = Dirty()
         self.nchanges += 1
         self.mtime_ns = self._now_ns()
 
@@ -153,10 +170,10 @@ class SpooledFiles:
     async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:
         """Store what is not stored; raises `StaleError` if another host was first, also if it has created the file.
 
-        An empty file waits for more, unless *also_empty* or an attempt to store it has failed.
+        An empty file waits for more, unless *also_empty* or an attempt to write or store it has failed.
         """
         async with spool.lock:
-            if also_empty or isinstance(spool.state, Failed) or spool.stat().size:
+            if also_empty or isinstance(spool.state, Failed | Broken) or spool.stat().size:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
@@ -167,7 +184,12 @@ class SpooledFiles:
                 raise StaleError(str(error)) from None
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | Presence) -> None:
-        """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
+        """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`.
+
+        Raises the error of a change that failed, if that was the last word: half of a file must replace nothing.
+        """
+        if isinstance(spool.state, Broken):
+            raise spool.state.error.with_traceback(None)
         try:
             file = await self.local_file(spool)
             written = Splice(((await self._written(spool)).content(0, file.stat().size),))
@@ -304,6 +326,9 @@ class SpoolFile:
             file = await files.local_file(self.spool)
             try:
                 return await file.write(offset, data)
+            except ShardfsError as error:
+                self.spool.broke(error, offset)
+                raise
             finally:
                 self.spool.changed()
 
@@ -314,8 +339,14 @@ class SpoolFile:
             file = await files.local_file(self.spool, nbytes)
             try:
                 await file.truncate(nbytes)
-            finally:
-                self.spool.changed()
+            except ShardfsError as error:
+                self.spool.broke(error, min(nbytes, file.stat().size))
+                raise
+            self.spool.changed(nbytes)
+
+    def give_up(self) -> None:
+        """Store nothing of what was written since the last flush."""
+        self.spool.broke(StoreError(f"{self.spool.key} was not written to its end"), 0)
 
     async def flush(self) -> None:
         """Store what was written; an empty file waits for more."""

@@ -1,9 +1,11 @@
 """Files that pass through: spooled on this machine while they are open, stored on condition when they are closed."""
 
+import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,16 @@ from shardfs.errors import (
     UnreachableError,
 )
 from shardfs.stores import kept_files
-from shardfs.stores.base import ABSENT, ANY, OpenFile
+from shardfs.stores.base import ABSENT, ANY, Buffer, OpenFile
 from shardfs.stores.kept_files import KeptFiles
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.objects import heads
 from shardfs.stores.s3 import change
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.routed import RoutedStore
 from tests.stores.s3.hosts import HONOURED
 from tests.support.fake_s3 import FakeS3, Request
-from tests.support.lossy_disk import LossyDisk, oldest
+from tests.support.lossy_disk import LossyDisk, QuickDisk, oldest
 from tests.support.s3_reading import on_mock_clock
 from tests.support.s3_writing import PREFIX, changes, objects, put_file, text, writing
 
@@ -645,3 +648,71 @@ async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(
     assert kept(tmp_path) == {"f": b"data"}
     with pytest.raises(NotFoundError):
         await store.stat("f")
+
+
+class FullDisk(QuickDisk):
+    """A disk on which there is no space for content any more, at some time."""
+
+    is_full = False
+
+    def pwrite(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+        if self.is_full:
+            super().pwrite(fd, [memoryview(buffers[0])[:1]], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().pwrite(fd, buffers, offset)
+
+
+@pytest.mark.parametrize("way", ["close", "flush", "sync", "rename", "another writer"])
+@on_mock_clock
+async def test_what_was_not_written_whole_is_never_stored(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    fake.store(f"{PREFIX}/f", b"whole")
+    disk = FullDisk()
+    monkeypatch.setattr(LocalStore, "__init__", partialmethod(LocalStore.__init__, syscalls=disk))
+    store = await writing(fake, tmp_path)
+    for key in ("f", "new"):
+        file = await store.create(key, 0o644, exclusive=False)
+        await file.truncate(0)
+        disk.is_full = True
+        with pytest.raises(NoSpaceError):
+            await file.write(0, b"other")
+        disk.is_full = False
+        with suppress(NoSpaceError):
+            match way:
+                case "flush":
+                    await file.flush()
+                case "sync":
+                    await file.sync()
+                case "rename":
+                    await store.rename(key, f"{key}-moved", exclusive=False)
+                case "another writer":
+                    await file.write(2, b"more")
+                    await file.flush()
+                    pytest.fail("nothing was said")
+        await file.close()
+    assert objects(fake) == {"zarr.json": b"{}", "f": b"whole"}
+    assert not spools(tmp_path)
+
+
+@on_mock_clock
+async def test_a_file_that_could_not_be_written_is_stored_when_it_was_cut_and_written_again(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr(LocalStore, "__init__", partialmethod(LocalStore.__init__, syscalls=disk))
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=False)
+    await file.write(0, b"begin")
+    disk.is_full = True
+    with pytest.raises(NoSpaceError):
+        await file.write(5, b"rest")
+    disk.is_full = False
+    await file.write(6, b"x")
+    await file.truncate(6)
+    with pytest.raises(NoSpaceError):
+        await file.flush()
+    await file.truncate(5)
+    await file.write(5, b" again")
+    await file.close()
+    assert objects(fake)["f"] == b"begin again"
