@@ -102,6 +102,10 @@ class NotShownError(ShardfsError):
     """A sound array has no form in the view that is mounted; the message is the reason that users are shown."""
 
 
+class InternalError(ShardfsError):
+    """Something that shardfs does wrong itself, and did not expect: please report it."""
+
+
 class NotFoundError(ShardfsError):
     """Nothing is stored under this name."""
 

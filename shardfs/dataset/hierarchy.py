@@ -44,6 +44,7 @@ from shardfs.errors import (
     TooDeepError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.fence import contained
 from shardfs.format.foreign import Foreign
 from shardfs.format.lens import ArrayAbove, Lens, NodeContext, Shown
 from shardfs.format.lens.show import (
@@ -145,7 +146,7 @@ class Hierarchy:
 
         async def load() -> tuple[Node, float]:
             known, now = self._nodes.peek(path), self.clock()
-            with part_of_request(now):
+            with part_of_request(now), contained(path or "the source"):
                 return await self._load(path, known[0] if known is not None else None), derived_at(now)
 
         return (await self._nodes.get(path, load, is_current))[0]

@@ -1,11 +1,11 @@
-"""Code of other packages, of which a format is: what it raises by mistake names it, and ends nothing else."""
+"""What is raised by mistake ends nothing but what was asked for, whether by code of other packages or by our own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from shardfs.errors import ShardfsError, StoreError
+from shardfs.errors import InternalError, ShardfsError, StoreError
 
 _OWN: Final = __name__.partition(".")[0]
 
@@ -36,6 +36,17 @@ def fenced(code: object, of: str, error: type[ShardfsError] = StoreError) -> Ite
         if is_own(code):
             raise
         raise error(f"{of} cannot be read: {fault_of(package_of(code), fault)}") from fault
+
+
+@contextmanager
+def contained(of: str) -> Iterator[None]:
+    """Make of what shardfs raises by mistake, because of what a dataset says *of* something, an `InternalError`."""
+    try:
+        yield
+    except ShardfsError:
+        raise
+    except Exception as fault:
+        raise InternalError(f"{of} cannot be read, by a mistake of shardfs, please report it: {fault!r}") from fault
 
 
 def fault_of(package: str, fault: BaseException) -> str:

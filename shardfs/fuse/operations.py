@@ -23,7 +23,7 @@ from pyfuse3 import (
 )
 
 from shardfs.dataset.statistics import Statistics, StatisticsSnapshot
-from shardfs.errors import RefusedError, ShardfsError
+from shardfs.errors import InternalError, RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, NewAttributes, join_key
@@ -80,7 +80,8 @@ def request(
             if number not in _EXPECTED:
                 path = _path_of(self.fs, dict(zip(parameters, args, strict=False)))
                 message = f"{name}: {error}" if not path or path in str(error) else f"{name}: {error} ({path})"
-                log.error("%s", message)  # noqa: TRY400 - a deliberate error needs no traceback
+                fault = error.__cause__ if isinstance(error, InternalError) else None
+                log.error("%s", message, exc_info=fault)  # noqa: TRY400 - a deliberate error needs no traceback
         except pyfuse3.FUSEError as error:
             number = error.errno
         except Exception:

@@ -26,6 +26,7 @@ from shardfs.errors import (
     UsageError,
 )
 from shardfs.format.document import Json, encode_json
+from shardfs.format.fence import contained
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens, Shown
 from shardfs.format.lens.npy import ARRAY, ATTRIBUTES, Npy
@@ -75,11 +76,12 @@ class View:
         """Return what is generated for *node*; nothing if its hierarchy was not given this view."""
         if node.shown is not None:
             return node.shown
-        if node.foreign is not None:
-            return self.lens.show_foreign(node.foreign)
-        if node.metadata is not None:
-            return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
-        return Shown() if node.reason is None else self.lens.show_broken(node.reason, None)
+        with contained(node.path or "the source"):
+            if node.foreign is not None:
+                return self.lens.show_foreign(node.foreign)
+            if node.metadata is not None:
+                return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
+            return Shown() if node.reason is None else self.lens.show_broken(node.reason, None)
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides the stored file of that name."""

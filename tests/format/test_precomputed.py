@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardfs.dataset.foreign import outline_of
 from shardfs.format.document import parse_json
 from shardfs.format.sharding import ChunkLocation
+from shardfs.formats.precomputed import parse_info
 from shardfs.formats.precomputed.uint64_sharded import ListedIndex, Uint64Sharding
 from shardfs.formats.precomputed.volume import ChunkNames, VolumeGrid, morton_code, parse_volume, positions_of
+from tests.support.json_values import json_values, places, replaced
 from tests.support.precomputed import KEY, chunks_in, info, opened, scale, scale_in, sharding, stored_files
 
 encodings = st.sampled_from(["raw", "gzip"])
@@ -178,6 +181,7 @@ def test_an_old_info_does_not_say_its_type() -> None:
         {"size": [8, 8, 2**64]},
         {"size": None},
         {"size": [2**40, 2**40, 2**40]},
+        {"size": [0, 2**50, 2**50]},
         {"chunk_sizes": [[4, 4, 0]]},
         {"chunk_sizes": []},
         {"chunk_sizes": [[4, 4, 4], [8, 8, 8]]},
@@ -207,3 +211,58 @@ def test_numbers_may_be_written_as_floats() -> None:
     document["scales"][0]["size"] = [8.0, 8, 8.0]
     found = parsed(document).below[KEY]
     assert found.chunks.grid.names.encode((1, 1, 0)) == "5-9_2-6_0-4"
+
+
+EVERY_INFO = [
+    info(scale((8, 8, 8), (4, 4, 4), sharding()), scale((4, 4, 4), (4, 4, 4), sharding(), key="b")),
+    *({"@type": kind, "sharding": sharding()} for kind in ("neuroglancer_skeletons", "neuroglancer_multilod_draco")),
+    {
+        "@type": "neuroglancer_annotations_v1",
+        "relationships": [{"id": "segment", "key": "by_segment", "sharding": sharding()}],
+        "by_id": {"key": "by_id", "sharding": sharding()},
+        "spatial": [{"key": "spatial0", "grid_shape": [5, 3, 1], "chunk_size": [1, 2, 3], "sharding": sharding()}],
+    },
+]
+
+
+def judge(document: Any) -> None:
+    text = json.dumps(document).encode()
+    outline_of("", ("info",), text)
+    found = parse_info(text)
+    for each in () if found is None else (found, *found.below.values()):
+        if each.chunks is not None:
+            each.chunks.grid.have_chunks(np.array([0, 2**64 - 1], np.uint64))
+
+
+@pytest.mark.parametrize("document", EVERY_INFO, ids=["volume", "skeletons", "meshes", "annotations"])
+def test_whatever_an_info_says_in_one_place_it_is_judged(document: Any) -> None:
+    values = (
+        [],
+        {},
+        [[]],
+        None,
+        True,
+        0,
+        -1,
+        0.5,
+        2**50,
+        2**64,
+        10**400,
+        "",
+        "x",
+        [2**50, 2**50, 0],
+        [0, 2**50, 2**50],
+    )
+    for place in places(document):
+        for value in values:
+            judge(replaced(document, place, value))
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=200)
+def test_whatever_an_info_says_in_several_places_it_is_judged(data: st.DataObject) -> None:
+    document: Any = data.draw(st.sampled_from(EVERY_INFO))
+    for _ in range(data.draw(st.integers(1, 3))):
+        document = replaced(document, data.draw(st.sampled_from(places(document))), data.draw(json_values))
+    judge(document)

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from shardfs.dataset.hierarchy import open_source
-from shardfs.errors import ShardfsError
+from shardfs.errors import InternalError, ShardfsError
 from shardfs.format.codecs import COMPRESSORS, SHUFFLES, decode, encode
 from shardfs.format.document import Extension
 from shardfs.format.numcodec import BYTES_FILTERS
@@ -289,7 +289,9 @@ def streams() -> Mapping[str, tuple[Extension, bytes]]:
 
 
 def kind_of(error: ShardfsError) -> str:
-    """Return the type of an error, and that of the exception of a library that it stands for."""
+    """Return the type of an error, and that of the exception of a library that it stands for; raises a mistake."""
+    if isinstance(error, InternalError):
+        raise error
     cause: BaseException | None = error
     while isinstance(cause, ShardfsError):
         cause = cause.__context__

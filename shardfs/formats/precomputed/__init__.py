@@ -37,7 +37,7 @@ class Precomputed(Format):
             text, stat = await directory.read(INFO, _MAX_INFO_NBYTES)
         except (MetadataError, CorruptionError):
             return None
-        return FoundNode(await parse(_parse, text), stat, stat.version)
+        return FoundNode(await parse(parse_info, text), stat, stat.version)
 
     def outline(self, path: str, documents: Mapping[str, bytes]) -> Outline | None:
         """Return the directories that an `info` names, and the shards in them; None if it is another file."""
@@ -48,7 +48,8 @@ class Precomputed(Format):
 FORMAT: Final = Precomputed()
 
 
-def _parse(text: bytes) -> Foreign | None:
+def parse_info(text: bytes) -> Foreign | None:
+    """Return what the *text* of an `info` says; None if it is not of something sharded."""
     try:
         document = parse_json(text)
     except MetadataError:

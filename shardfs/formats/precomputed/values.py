@@ -148,7 +148,7 @@ def parse_collection(document: Json) -> Foreign | None:
     kind = document.get("@type")
     if kind == _ANNOTATIONS:
         return _parse_annotations(document)
-    if kind not in _KINDS or document.get("sharding") is None:
+    if not isinstance(kind, str) or kind not in _KINDS or document.get("sharding") is None:
         return None
     values = _parse_values(_KINDS[kind], document["sharding"], _SUFFIXES[kind])
     shown = document if values.reason is not None else _without_sharding(document)

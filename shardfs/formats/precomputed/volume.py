@@ -99,6 +99,8 @@ class VolumeGrid(IdGrid):
         grid_shape = ChunkGrid.regular(size, chunk_shape).shape
         if math.prod(grid_shape) >= 2**POSITION_BITS:
             raise MetadataError(f"{math.prod(grid_shape)} chunks are more than shardfs can count")
+        if code_bits(grid_shape) > 64:
+            raise MetadataError("the codes of its chunks have more than 64 bits")
         # No encoding makes a chunk much larger than its elements.
         max_nbytes = min(4 * math.prod(chunk_shape) * item + 2**20, MAX_DECODED_NBYTES)
         shards = ChunkGrid.regular((sharding.nshards,), (1,))
@@ -272,7 +274,8 @@ def parse_volume(document: Json) -> Foreign | None:
         return None
     shown = []
     for each in scales:
-        scale = found.get(each.get("key", "")) if isinstance(each, dict) else None
+        key = each.get("key") if isinstance(each, dict) else None
+        scale = found.get(key) if isinstance(key, str) else None
         is_shown = scale is not None and scale.reason is None
         shown.append({name: value for name, value in each.items() if name != "sharding"} if is_shown else each)
     return Foreign(
