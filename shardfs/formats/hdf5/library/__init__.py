@@ -5,5 +5,6 @@ file, takes so much memory and time and no more, and loads no plugins. It gets i
 it, on standard input, and answers on standard output; `process` has the other end, and trusts nothing that comes.
 
 It is a program by itself, and imports nothing of shardfs, so that it starts fast: `main` is where it begins. What is
-said on the way is in `channel`; what a file is, in `file`; types and values, in `elements`; dimensions, in `scales`.
+said on the way is in `channel`; what a file is, in `file` and `superblock`; types and values, in `elements`;
+dimensions, in `scales`.
 """

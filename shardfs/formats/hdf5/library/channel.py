@@ -62,8 +62,9 @@ class PipedFile(io.RawIOBase):
 
     def __init__(self, channel: LibraryChannel, size: int) -> None:
         super().__init__()
+        self.size = size
         self._channel = channel
-        self._size = size
+        self._instead = 0, b""
         self._at = 0
         self._pages: OrderedDict[int, bytes] = OrderedDict()
         self._next = -1
@@ -80,6 +81,10 @@ class PipedFile(io.RawIOBase):
         finally:
             self._skipped = None
 
+    def show(self, offset: int, data: bytes) -> None:
+        """Let *data* be what is read from *offset* on, for the length of it."""
+        self._instead = offset, data
+
     def readable(self) -> bool:
         """Return True."""
         return True
@@ -94,13 +99,13 @@ class PipedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a position, and return it."""
-        self._at = max({io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset, 0)
+        self._at = max({io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence] + offset, 0)
         return self._at
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
         """Read into *buffer*; less only at the end."""
         into = memoryview(buffer).cast("B")
-        nbytes = min(len(into), max(self._size - self._at, 0))
+        nbytes = min(len(into), max(self.size - self._at, 0))
         if (self._at, nbytes) == self._skipped:
             self._seen.append(self._at)
             self._at += nbytes
@@ -114,6 +119,10 @@ class PipedFile(io.RawIOBase):
             part = memoryview(self._page(number, self._at + nbytes))[start : start + nbytes - done]
             into[done : done + len(part)] = part
             done += len(part)
+        offset, data = self._instead
+        begin, end = max(offset, self._at), min(offset + len(data), self._at + nbytes)
+        if begin < end:
+            into[begin - self._at : end - self._at] = data[begin - offset : end - offset]
         self._at += nbytes
         return nbytes
 
@@ -125,7 +134,7 @@ class PipedFile(io.RawIOBase):
         self._ahead = min(2 * self._ahead, MAX_AHEAD) if number == self._next else 1
         wanted = max(self._ahead, -(-end // PAGE_NBYTES) - number)
         start = number * PAGE_NBYTES
-        data = self._need(start, min(wanted * PAGE_NBYTES, self._size - start))
+        data = self._need(start, min(wanted * PAGE_NBYTES, self.size - start))
         for at in range(0, len(data), PAGE_NBYTES):
             self._pages[(start + at) // PAGE_NBYTES] = data[at : at + PAGE_NBYTES]
         self._next = number + wanted

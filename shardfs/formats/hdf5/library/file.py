@@ -34,6 +34,7 @@ from .scales import (
     is_scale,
     names_in,
 )
+from .superblock import close_superblock
 
 MAX_LINKS: Final = 16
 """How many symbolic links may lead from one to the next."""
@@ -61,6 +62,7 @@ class Hdf5File:
 
     def __init__(self, file: PipedFile) -> None:
         self._bytes = file
+        close_superblock(file)
         self._file = h5py.File(file, "r")
         self._before = self._file.userblock_size
         self._root = Hdf5Object(h5py.h5g.open(self._file.id, b"/"))
