@@ -140,6 +140,8 @@ class Operations(pyfuse3.Operations):
         """Open a file for reading; the kernel refuses writing, because the mount is read-only."""
         number, handle = await self.fs.open(inode)
         direct = handle.is_direct and (not self._options.page_cache or handle.attributes.repeats)
+        if handle.is_direct and not direct:
+            handle.get_pages()
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_direct)
 
     @request

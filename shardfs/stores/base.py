@@ -227,8 +227,8 @@ class OpenFile(Protocol):
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*."""
 
-    async def write(self, offset: int, data: Buffer) -> int:
-        """Write all of *data* at *offset*; return its size."""
+    async def write(self, offset: int | None, data: Buffer) -> int:
+        """Write all of *data* at *offset*, or if None at the end, wherever that is by now; return its size."""
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""

@@ -95,7 +95,7 @@ class FileHandle:
         self.ino, self.is_late = ino, True
 
     def get_pages(self) -> None:
-        """Note that the kernel caches pages of it."""
+        """Note that the kernel caches pages of it, and may have some of the same version from before."""
         self.has_pages = True
 
     @property
@@ -151,6 +151,11 @@ class ChunkHandle(FileHandle):
         self.extent = extent
         self._reopen = reopen  # until bytes are known to be of the version *extent*
 
+    def get_pages(self) -> None:
+        """Note that the kernel caches pages of it; they must not come to be of two versions."""
+        super().get_pages()
+        self.pin()
+
     def pin(self) -> None:
         """Read the version *extent* or nothing from now on: somebody was told which one it is."""
         self._reopen = None
@@ -187,10 +192,20 @@ class DocumentHandle(FileHandle):
 
 
 class PassthroughHandle(FileHandle):
-    """An open passthrough file; if one writer bypasses the page cache, all who open it later must."""
+    """An open passthrough file; if one writer bypasses the page cache, all who open it later must.
+
+    With *appends*, all is written at the end: the kernel does not know where that is once somebody else appends, too.
+    """
 
     def __init__(
-        self, row: InodeRow, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
+        self,
+        row: InodeRow,
+        file: OpenFile,
+        ttl: float,
+        *,
+        is_writable: bool = False,
+        is_direct: bool = False,
+        appends: bool = False,
     ) -> None:
         self.ino = row.ino
         self._row = row
@@ -199,6 +214,7 @@ class PassthroughHandle(FileHandle):
         self.is_writable = is_writable
         self.is_direct = row.is_direct
         self._ttl = ttl
+        self._appends = appends
 
     @property
     def attributes(self) -> Attributes:
@@ -212,7 +228,7 @@ class PassthroughHandle(FileHandle):
 
     async def write(self, offset: int, data: Buffer) -> None:
         """Write to the stored file; raises `StaleError` if it became a chunk or a document."""
-        await self.file.write(offset, data)
+        await self.file.write(None if self._appends else offset, data)
         self._check()
 
     async def truncate(self, nbytes: int) -> None:

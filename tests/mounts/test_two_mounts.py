@@ -1,5 +1,6 @@
 """Two writing mounts of one directory, and programs that make the same array on both."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -96,3 +97,17 @@ def test_what_one_mount_has_published_is_in_an_array_that_another_one_moves(moun
     assert (np.asarray(array[4:]) == VALUES[4:]).all()
     first.unmount()
     second.unmount()
+
+
+def test_what_several_append_to_one_file_is_all_there(mount: Mounter, source: Path) -> None:
+    """Each has it open all the time, and one is no mount; as programs write one log."""
+    first, second = (mount(source, write=True) for _ in range(2))
+    ways = [first.path, first.path, second.path, source]
+    files = [os.open(way / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for way in ways]
+    lines = [b"%d from %d\n" % (number, who) for number in range(20) for who in range(len(files))]
+    for number, line in enumerate(lines):
+        os.write(files[number % len(files)], line)
+    assert (source / "train.log").read_bytes() == b"".join(lines)
+    for file in files:
+        os.close(file)
+    assert (second.path / "train.log").read_bytes() == b"".join(lines)

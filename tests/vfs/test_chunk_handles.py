@@ -50,6 +50,14 @@ async def test_a_chunk_that_cannot_be_read_as_it_was_told_is_stale(now: Any) -> 
 
 
 @in_trio
+async def test_a_chunk_of_which_the_kernel_may_have_pages_is_never_read_as_another_version() -> None:
+    opened = handle(Bytes(None), Bytes(b"new!"))
+    opened.get_pages()
+    with pytest.raises(StaleError):
+        await opened.read(0, 2)
+
+
+@in_trio
 async def test_two_versions_are_never_mixed() -> None:
     extent = Bytes(b"old!")
     opened = handle(extent, Bytes(b"new!"))

@@ -387,6 +387,15 @@ class Syscalls:
             if done:
                 pending[first] = pending[first][done:]
 
+    def append(self, fd: int, data: Buffer) -> None:
+        """Write all of *data* at the end of a file, in one call if the kernel takes it: others may append, too."""
+        pending = memoryview(data).cast("B")
+        while pending:
+            done = os.pwritev(fd, [pending], 0, os.RWF_APPEND)
+            if done == 0:
+                raise OSError(errno.EIO, "a write wrote nothing")
+            pending = pending[done:]
+
     def appends_at_once(self, fd: int) -> bool:
         """Whether its file system shows a direct write beyond the end of a file as a whole or not at all."""
         return _file_system_of(fd) in _AT_ONCE

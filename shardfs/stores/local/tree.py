@@ -403,11 +403,14 @@ class LocalFile:
         """Return up to *nbytes* bytes from *offset*."""
         return await read_range(self._threads, self._fd, offset, nbytes, self._key)
 
-    async def write(self, offset: int, data: Buffer) -> int:
-        """Write all of *data* at *offset*."""
+    async def write(self, offset: int | None, data: Buffer) -> int:
+        """Write all of *data* at *offset*, or at the end."""
         run = self._threads.on_content if len(data) > THREAD_NBYTES else self._threads.on_names
         with changing(self._key):
-            await run(self._syscalls.pwrite, self._fd, [data], offset)
+            if offset is None:
+                await run(self._syscalls.append, self._fd, data)
+            else:
+                await run(self._syscalls.pwrite, self._fd, [data], offset)
         return len(data)
 
     async def truncate(self, nbytes: int) -> None:

@@ -106,7 +106,7 @@ class SnapshotFile:
         unit = (0, self._snapshot.size) if self._is_unit else (offset, nbytes)
         return await self._snapshot.read(offset, nbytes, unit)
 
-    async def write(self, offset: int, data: Buffer) -> int:
+    async def write(self, offset: int | None, data: Buffer) -> int:
         """Raise `ReadOnlyError`."""
         raise self._refusal()
 

@@ -319,15 +319,16 @@ class SpoolFile:
         nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
         return await spool.snapshot.read(offset, nbytes, (offset, nbytes))
 
-    async def write(self, offset: int, data: Buffer) -> int:
-        """Write all of *data* at *offset*."""
+    async def write(self, offset: int | None, data: Buffer) -> int:
+        """Write all of *data* at *offset*, or at the end."""
         files = self._writing()
         async with self.spool.lock:
             file = await files.local_file(self.spool)
+            begin = file.stat().size if offset is None else offset  # nobody else writes it meanwhile
             try:
-                return await file.write(offset, data)
+                return await file.write(begin, data)
             except ShardfsError as error:
-                self.spool.broke(error, offset)
+                self.spool.broke(error, begin)
                 raise
             finally:
                 self.spool.changed()

@@ -67,10 +67,12 @@ class Passthrough(Entry):
 
     async def open(self) -> FileHandle:
         """Open the stored file."""
-        return await self._open(writable=False)
+        return await self._open()
 
-    async def _open(self, *, writable: bool) -> PassthroughHandle:
+    async def _open(self, flags: int | None = None) -> PassthroughHandle:
+        """Open the stored file, with *flags* to write."""
         await self._check()
+        writable = flags is not None
         try:
             if writable:
                 file = await self.fs.writable.store.open_to_write(self.path)
@@ -81,7 +83,11 @@ class Passthrough(Entry):
         if self.fs.identity_of(file.stat()) != self.identity:
             await file.close()
             raise StaleError(f"{self.path} was replaced")
-        return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=writable)
+        return self._handle(file, flags)
+
+    def _handle(self, file: OpenFile, flags: int | None) -> PassthroughHandle:
+        row, appends = self.fs.inodes.row(self.ino), bool((flags or 0) & os.O_APPEND)
+        return PassthroughHandle(row, file, self.fs.ttl, is_writable=flags is not None, appends=appends)
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
@@ -101,7 +107,8 @@ class Passthrough(Entry):
             # What was opened may have been stored since the name was looked at.
             await fs.writable.require_no_new_array(self)
         row = fs.inodes.row(fs.attributes_of(self.path, file.stat()).ino)
-        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_new and self.is_scratch)
+        is_direct, appends = is_new and self.is_scratch, bool(flags & os.O_APPEND)
+        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_direct, appends=appends)
         return handle if is_new else await _cut(handle, flags)
 
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
@@ -121,14 +128,14 @@ class Passthrough(Entry):
         numbers.
         """
         try:
-            handle = await self._open(writable=True)
+            handle = await self._open(flags)
         except StaleError:
             if self.identity != GONE or not self.fs.is_scratch(self.path):
                 raise
             draft = self._draft()
             file = await self.fs.writable.store.create(draft, 0o600, exclusive=True)
             await self.fs.writable.store.unlink(draft)
-            return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=True)
+            return self._handle(file, flags)
         return await _cut(handle, flags)
 
     def _draft(self) -> str:
@@ -400,7 +407,7 @@ class Special(Passthrough):
 
     __slots__ = ()
 
-    async def _open(self, *, writable: bool) -> PassthroughHandle:
+    async def _open(self, flags: int | None = None) -> PassthroughHandle:
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
 
