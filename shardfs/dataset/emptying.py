@@ -106,7 +106,7 @@ async def remove_directories(
             await left(join_key(layout.path, entry.name))
     for entry in named:
         if is_lock(entry.name):
-            await store.unlink(join_key(layout.path, entry.name))
+            await store.remove_lock(join_key(layout.path, entry.name))
 
 
 async def _rewrite(commits: GroupCommit, layout: ArrayLayout, shard: Coords, plan: Plan, *, ends: bool = False) -> None:

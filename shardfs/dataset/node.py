@@ -177,7 +177,8 @@ class RemovedArray:
             if not await self.is_current():
                 return
             try:
-                async with store.edit(self._key, waited=trio.current_time() - begun) as edit:
+                waited = trio.current_time() - begun
+                async with store.documents_locked(self.path), store.edit(self._key, waited=waited) as edit:
                     if edit.snapshot is None:
                         return
                     if edit.snapshot.stat.version == self._stat.version:
@@ -188,7 +189,9 @@ class RemovedArray:
                 attempts -= 1  # its mode or owner was changed
             except LockedError:
                 await trio.sleep(_PAUSE)
-            except (ConflictError, NotFoundError, NotADirectoryHereError):
+            except (NotFoundError, NotADirectoryHereError):
+                return
+            except ConflictError:
                 attempts -= 1
         raise StoreError(f"{self._key} is not removed: another program changes it over and over")
 

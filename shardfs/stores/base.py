@@ -630,6 +630,9 @@ class FileTree(Protocol):
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""
 
+    async def remove_lock(self, key: str) -> None:
+        """Remove a lock file that nobody holds, if there is one."""
+
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Make a directory."""
 

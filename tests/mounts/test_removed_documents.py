@@ -11,7 +11,9 @@ import pytest
 import trio
 
 from shardfs.dataset.node import RemovedArray
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.file_lock import DOCUMENTS_LOCK
+from shardfs.stores.local.shards import LocalEdit
+from shardfs.stores.local.syscalls import Syscalls, is_ofd_locked
 from shardfs.vfs.inodes import ROOT
 from tests.crash.harness import OWNER, Process
 from tests.crash.histories import INNER, PER_SHARD, SHAPE, make_source
@@ -135,6 +137,28 @@ async def test_a_document_that_another_program_stores_while_a_removed_one_is_dro
     async with trio.open_nursery() as nursery:
         await removed.drop(process.fs.writable.store)
     assert document.read_bytes() == new
+
+
+@in_trio
+async def test_no_document_is_stored_between_the_last_look_at_a_removed_one_and_its_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other sessions wait for the lock of the documents of its node."""
+    make_source(tmp_path / "source")
+    process, delete = await Process.start(tmp_path / "source", QuickDisk()), LocalEdit.delete
+    are_held: list[bool] = []
+
+    async def delete_then(edit: LocalEdit) -> None:
+        with (tmp_path / "source/end" / DOCUMENTS_LOCK).open("rb") as file:
+            are_held.append(is_ofd_locked(file.fileno()))
+        await delete(edit)
+
+    monkeypatch.setattr(LocalEdit, "delete", delete_then)
+    await process.fs.unlink((await find(process.fs, "end")).ino, b"zarr.json")
+    (removed,) = process.fs.hierarchy.all_removed
+    await removed.drop(process.fs.writable.store)
+    assert are_held == [True]
+    assert not (tmp_path / "source/end/zarr.json").exists()
 
 
 def test_native_readers_see_what_is_appended_without_a_flush(mount: Mounter, tmp_path: Path) -> None:

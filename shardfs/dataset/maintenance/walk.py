@@ -313,7 +313,7 @@ async def walk_all_shards(
 async def prune(
     store: Store, directory: str, *, locks: bool = False, left: Callable[[str], Awaitable[None]] | None = None
 ) -> None:
-    """Remove *directory* and those below it, as far as they are empty, or contain only *locks*.
+    """Remove *directory* and those below it, as far as they are empty, or contain only *locks* that nobody holds.
 
     Before, *left* is called with the key of each file, and may remove it: its lock is still there.
     """
@@ -321,18 +321,17 @@ async def prune(
         entries = await store.list(directory)
     except (NotFoundError, NotADirectoryHereError):
         return
-    held = []
+    named_as_locks = []
     for entry in entries:
         key = join_key(directory, entry.name)
         if entry.kind is Kind.DIRECTORY:
             await prune(store, key, locks=locks, left=left)
         elif locks and is_lock(entry.name):
-            held.append(key)
+            named_as_locks.append(key)
         elif left is not None:
             await left(key)
-    for key in held:
-        with suppress(NotFoundError):
-            await store.unlink(key)
+    for key in named_as_locks:
+        await store.remove_lock(key)
     with suppress(NotEmptyError, NotFoundError):  # in a bucket, it is gone with the last object in it
         await store.rmdir(directory)
 

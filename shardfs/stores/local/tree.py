@@ -141,6 +141,8 @@ class LocalStore(LocalReader):
         try:
             try:
                 file, status = await self._open_to_change(key)
+                if held is None:  # both were made since the directory was looked for
+                    raise LockedError(f"{key} was just made by another program")
                 with changing(key):
                     edit.found(file, self.snapshot(key, file, status), waited)
                     if edit.was_interrupted:  # what was not made durable must not be built on
@@ -265,6 +267,15 @@ class LocalStore(LocalReader):
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""
         await self._change(key, lambda parent, name: self.syscalls.unlink(name, parent.fd))
+
+    async def remove_lock(self, key: str) -> None:
+        """Remove a lock file that nobody holds, if there is one."""
+
+        def remove(parent: Descriptor, name: str) -> None:
+            with suppress(FileNotFoundError, PermissionError):  # or it belongs to another user
+                remove_left(self.syscalls, parent, name)
+
+        await self._change(key, remove)
 
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Create a directory with *mode* and *owner*, and the set-group-ID bit of its parent."""

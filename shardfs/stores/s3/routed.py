@@ -162,6 +162,10 @@ class RoutedStore:
         """Remove a name that is not a directory."""
         await self._store_of(key).unlink(key)
 
+    async def remove_lock(self, key: str) -> None:
+        """Remove a lock file that nobody holds, if there is one."""
+        await self._store_of(key).remove_lock(key)
+
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Make a directory."""
         await self._store_of(key).mkdir(key, mode, **owner)

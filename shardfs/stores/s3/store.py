@@ -8,7 +8,7 @@ nothing here knows: see `routed`.
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Unpack
 
 import trio
@@ -294,6 +294,11 @@ class S3Store(BucketStore[S3Client]):
                 await self.discard(key)
             files.detach(key)
         self._moved_away(key)
+
+    async def remove_lock(self, key: str) -> None:
+        """Remove an object that is named like a lock: nobody holds it."""
+        with suppress(NotFoundError):
+            await self.unlink(key)
 
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Create a directory, known only to this process until something is stored in it."""

@@ -12,8 +12,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from shardfs.dataset.maintenance.walk import prune
 from shardfs.errors import AccessDeniedError, LockedError, StoreError
-from shardfs.stores.base import Kept, Splice
+from shardfs.stores.base import Descriptor, Kept, Splice, Stat
 from shardfs.stores.local import file_lock, syscalls
 from shardfs.stores.local.syscalls import Syscalls, ofd_lock
 from shardfs.stores.local.tree import LocalStore
@@ -265,3 +266,34 @@ def test_what_another_user_undoes_gets_its_time_again_where_that_user_may_replac
         assert path.read_bytes() == b"old"
         assert (path.stat().st_mtime_ns == 10**18) == (not is_sticky)
         assert path.stat().st_mode & 0o777 == 0o666
+
+
+@in_trio
+async def test_a_file_that_is_made_with_its_directory_is_not_changed_without_its_lock(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, opened = LocalStore(str(source)), LocalStore._open_to_change
+
+    async def made_meanwhile(self: LocalStore, key: str) -> tuple[Descriptor, Stat]:
+        (source / "new").mkdir(exist_ok=True)
+        (source / "new/f").write_bytes(OLD)
+        return await opened(self, key)
+
+    monkeypatch.setattr(LocalStore, "_open_to_change", made_meanwhile)
+    with pytest.raises(LockedError, match="just made"):
+        async with store.edit("new/f"):
+            pytest.fail("it is not locked")
+    async with store.edit("new/f") as edit:
+        assert edit.lock is not None
+
+
+@in_trio
+async def test_a_directory_is_removed_with_the_locks_that_nobody_holds_and_no_others(source: Path) -> None:
+    store = LocalStore(str(source))
+    (source / "c/0").mkdir(parents=True)
+    (source / "c/0/left.__lock").touch()
+    with kept_busy(source / "c/0/0") as held:
+        await prune(store, "c", locks=True)
+        assert os.listdir(source / "c/0") == [held.name]
+    await prune(store, "c", locks=True)
+    assert not (source / "c").exists()
