@@ -340,7 +340,7 @@ def readable(codec: Extension, item_nbytes: int = 1) -> dict[str, Json]:
 
 
 def _nearest(value: Json, usual: int, least: int, most: int) -> int:
-    is_number = isinstance(value, int | float) and not math.isnan(value)
+    is_number = isinstance(value, int | float) and value == value  # which is false for NaN, for integers of any size
     return int(min(max(value, least), most)) if is_number else usual
 
 

@@ -389,6 +389,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "attributes": {"units": ["x"], "calendar": 7, "scale_factor": "NaN", "add_offset": 1e999, "_FillValue": {"a": 1},
                    "missing_value": [None, 1e400, "?"], "long_name": 5, "standard_name": None},
     "long": {"units": "x" * 100_000, "long_name": "<b>" * 10_000},
+    "integers": {"_FillValue": 10**401, "missing_value": [-(10**401), 10**200], "scale_factor": 10**401,
+                 "add_offset": -(10**401)},
 }  # fmt: skip
 
 
@@ -396,7 +398,18 @@ def test_attributes_that_mean_nothing_change_nothing(tmp_path: Path) -> None:
     values = RNG.integers(0, 99, (8, 8)).astype("int32")
     put(tmp_path / "plain", values, (8, 8), (4, 4))
     for name, attributes in HOSTILE.items():
-        put(tmp_path / name, values, (8, 8), (4, 4), attributes=json.loads(json.dumps(attributes)))
+        attributes = json.loads(json.dumps(attributes))
+        put(tmp_path / name, values, (8, 8), (4, 4), attributes=attributes, dimension_names=["y", "x"])
+        put(tmp_path / f"{name} of floats", values.astype("f8"), (8, 8), (4, 4), fill_value=0.0, attributes=attributes)
+    put(
+        tmp_path / "x",
+        np.arange(8.0),
+        (8,),
+        (8,),
+        fill_value=-1.0,
+        attributes=HOSTILE["integers"],
+        dimension_names=["x"],
+    )
     bad = {"multiscales": [{"axes": "xy", "datasets": [{"path": "0", "coordinateTransformations": [
         {"type": "scale", "scale": ["a"]}, {"type": "scale", "scale": [0, 0]}, 7]}, {"path": 3}]}],
         "omero": {"channels": [{"label": 5, "color": "red", "window": {"start": "a"}}, None] * 100}}  # fmt: skip
@@ -405,7 +418,7 @@ def test_attributes_that_mean_nothing_change_nothing(tmp_path: Path) -> None:
     age(tmp_path)
     with served(tmp_path) as site:
         expected, _ = picture(site, "plain?colors=gray")
-        for name in (*HOSTILE, "image"):
+        for name in (*HOSTILE, *(f"{name}%20of%20floats" for name in HOSTILE), "image"):
             pixels, _ = picture(site, f"{name}?colors=gray&channels=none")
             assert (pixels == expected).all(), name
             assert values_at(site, f"{name}?row=1&column=1")["values"][0][1].startswith(f"{values[1, 1]}")

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from shardfs.errors import NotFoundError, NotShownError, ShardfsError
+from shardfs.format.fence import contained
 from shardfs.format.lens.v2 import is_relative_path
 from shardfs.serve.pages import units
 from shardfs.serve.pages.coordinates import Axis
@@ -69,7 +70,9 @@ async def find_axes(
 
     async def look(number: int) -> None:
         try:
-            found[number], versions[number], ttl = await coordinates(paths, places[number], plain[number], reads=reads)
+            with contained(places[number]):
+                answer = await coordinates(paths, places[number], plain[number], reads=reads)
+            found[number], versions[number], ttl = answer
             ttls.append(ttl)
         except NotFoundError:
             versions[number] = "none"

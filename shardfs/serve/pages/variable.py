@@ -35,6 +35,7 @@ ATTRIBUTES: Final = (
 )  # fmt: skip
 """The attributes of an array that are read."""
 _MAX_MISSING: Final = 8
+_MAX_INTEGER: Final = 2**1023  # as a float
 _MAX_TICKS: Final = 2.0**62  # of a time, beyond which they would wrap around
 
 
@@ -165,12 +166,13 @@ def _missing(attributes: Mapping[str, Json], dtype: np.dtype[Any]) -> tuple[floa
                 except (binascii.Error, ValueError, IndexError):
                     continue
             if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value, dtype):
-                found.append(value)
+                found.append(float(value) if dtype.kind == "f" else value)
     return tuple(value for value in found if value == value)
 
 
 def _fits(value: float, dtype: np.dtype[Any]) -> bool:
+    """Whether some element may equal a number, which may be an integer of any size."""
     if dtype.kind == "f":
-        return True
+        return isinstance(value, float) or abs(value) < _MAX_INTEGER
     info = np.iinfo(dtype)
-    return math.isfinite(value) and value == int(value) and info.min <= value <= info.max
+    return info.min <= value <= info.max and value == int(value)

@@ -1,6 +1,7 @@
 """Zarr v2 documents: what shows of a Zarr v3 array and group, and why something does not."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ def shown(*codecs: Any, ndim: int = 2, **members: Any) -> dict[str, Any]:
         ([LITTLE, extension("gzip", level=10)], {"compressor": {"id": "gzip", "level": 9}}),
         ([LITTLE, extension("gzip", level=-1)], {"compressor": {"id": "gzip", "level": 6}}),
         ([LITTLE, extension("zstd", level=23)], {"compressor": {"id": "zstd", "level": 22}}),
+        ([LITTLE, extension("gzip", level=10**400)], {"compressor": {"id": "gzip", "level": 9}}),
+        ([LITTLE, extension("zstd", level=-(10**400))], {"compressor": {"id": "zstd", "level": -131072}}),
+        (
+            [LITTLE, extension("blosc", cname="lz4", clevel=10**400, shuffle="shuffle", blocksize=-(10**400))],
+            {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 9, "shuffle": 1, "blocksize": 0}},
+        ),
         ([LITTLE, extension("zstd", level=-5, checksum=True)], {"compressor": {"id": "zstd", "level": -5}}),
         ([LITTLE, BLOSC], {"compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1, "blocksize": 0}}),
         (
@@ -189,3 +196,11 @@ def test_every_document_shows_or_has_a_reason_not_to(data: st.DataObject) -> Non
         except NotShownError:
             return
         assert all(json.loads(encode_json(made)) is not None for made in documents.values())
+
+
+def test_an_integer_of_any_size_is_judged_wherever_it_is() -> None:
+    document: Any = array((7, 11), (4, 6), transpose(1, 0), LITTLE, BLOSC, extension("zstd", level=1), GZIP, CRC32C)
+    for place in places(document):
+        for value in (10**400, -(10**400), [10**400]):
+            with suppress(MetadataError, NotShownError):
+                array_documents(parse_array(replaced(document, place, value)), "/")
