@@ -2,13 +2,12 @@
 
 import copy
 import errno
-import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from zarr.core.sync import sync
 import shardfs
 from shardfs import errors
 from shardfs.api.dataset import Dataset
-from tests.interop.writers import CELLS, CHUNKS, SHAPE, SHARDS, VALUES, make_image, write_cell, write_cells
+from tests.interop.writers import CELLS, CHUNKS, SHAPE, SHARDS, VALUES, make_image, write_cell
 from tests.support.clusters import local_cluster
+from tests.support.commands import running_program
 from tests.support.mounting import PATIENCE, Mounter, environment, flush, refuses
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_server import Bucket, S3Server, credentials
@@ -114,37 +114,43 @@ def test_workers_write_an_xarray_whose_chunks_are_smaller_than_shards(place: Pla
     place.has("height", values)
 
 
+WRITES = """
+import sys
+import shardfs, zarr
+from tests.interop.writers import CELLS, VALUES
+with shardfs.open(sys.argv[1], write=True) as dataset:
+    array = zarr.open_array(dataset.store("image"), mode="r+")
+    for number, cell in enumerate(CELLS[int(sys.argv[2]) :: 4]):
+        array[cell] = VALUES[cell]
+        print(number, flush=True)
+        sys.stdin.readline()
+"""
+
+
 def test_who_is_killed_among_four_processes_loses_nothing_that_was_written(place: Place) -> None:
     with opened(place) as dataset:
         make_image(dataset)
-    context = multiprocessing.get_context("spawn")
-    parts = [[(cell, VALUES[cell]) for cell in CELLS[number::4]] for number in range(4)]
-    pipes = [context.Pipe() for _ in parts]
-    processes = [
-        context.Process(target=write_cells, args=(place.url, "image", part, theirs), daemon=True)
-        for part, (_, theirs) in zip(parts, pipes, strict=True)
-    ]
-    for process, (_, theirs) in zip(processes, pipes, strict=True):
-        process.start()
-        theirs.close()
-    for turn in range(16):
-        for number, (ours, _) in enumerate(pipes):
-            if number > 0 or turn <= 6:
-                assert ours.poll(PATIENCE)
-                assert ours.recv() == turn
-        if turn == 6:
-            processes[0].kill()
-            processes[0].join()
-        for number, (ours, _) in enumerate(pipes):
-            if number > 0 or turn < 6:
-                ours.send(None)
-    for process in processes[1:]:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running_program(WRITES, place.url, str(number))) for number in range(4)]
+        for turn in range(16):
+            for number, process in enumerate(processes):
+                if number > 0 or turn <= 6:
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == b"%d\n" % turn
+            if turn == 6:
+                processes[0].kill()
+                processes[0].wait(PATIENCE)
+            for number, process in enumerate(processes):
+                if number > 0 or turn < 6:
+                    assert process.stdin is not None
+                    process.stdin.write(b"\n")
+                    process.stdin.flush()
+        for process in processes[1:]:
+            assert process.wait(PATIENCE) == 0
     with opened(place):
         pass
     expected = VALUES.copy()
-    for cell, _ in parts[0][7:]:
+    for cell in CELLS[0::4][7:]:
         expected[cell] = 0
     place.has("image", expected)
 

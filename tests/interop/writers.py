@@ -5,13 +5,11 @@ Each of them imports it: it needs nothing else of the tests.
 
 import os
 from itertools import product
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import zarr
 
-import shardfs
 from shardfs.api.dataset import Dataset
 
 Cell = tuple[slice, ...]
@@ -34,13 +32,3 @@ def write_cell(store: Any, cell: Cell, data: np.ndarray) -> int:
     """Write a part of the array of a store; return who did."""
     zarr.open_array(store, mode="r+")[cell] = data
     return os.getpid()
-
-
-def write_cells(url: str, path: str, cells: list[tuple[Cell, np.ndarray]], sender: Connection) -> None:
-    """Open a dataset and write parts of an array, of which the number is sent as soon as each is written."""
-    with shardfs.open(url, write=True) as dataset:
-        array = zarr.open_array(dataset.store(path), mode="r+")
-        for number, (cell, data) in enumerate(cells):
-            array[cell] = data
-            sender.send(number)
-            sender.recv()
