@@ -144,6 +144,7 @@ ARRAYS = {
     "16 shards of 2 MiB in a row": Stored((512,), (32,), (64 * KIB,), {"C": 17, "Morton": 17}),
     "8 shards of 8 MiB": Stored((8, 8, 16), (4, 4, 8), (16, 64, 64), {"C": 16, "Morton": 16}),
     "2 shards of 32 MiB": Stored((4, 4, 8), (4, 4, 4), (64, 64, 128), {"C": 10, "Morton": 112}),
+    "2 shards of 32 MiB with small chunks": Stored((8, 16, 8), (8, 8, 8), (16, 64, 64), {"C": 12, "Morton": 20}),
 }
 
 

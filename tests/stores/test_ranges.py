@@ -13,7 +13,7 @@ from shardfs.stores.objects.ranges import (
     Span,
     gaps,
     merge,
-    rest_of,
+    pieces_around,
     window,
 )
 
@@ -68,9 +68,15 @@ def test_gaps_are_all_bytes_that_no_span_has() -> None:
     assert gaps([Span(0, 10)], 10) == []
 
 
-def test_the_rest_of_an_object_is_wanted_with_much_of_it_unless_it_is_large() -> None:
-    covered, nbytes = [Span(0, 2**20)], 8 * 2**20
-    much, little = [Span(3 * 2**20, 7 * 2**19)], [Span(3 * 2**20, 3 * 2**20 + 2**16)]
-    assert rest_of(much, covered, nbytes) == [Span(2**20, nbytes)]
-    assert rest_of(little, covered, nbytes) == []
-    assert rest_of(much, covered, 2 * nbytes) == []
+def test_who_reads_much_of_a_block_gets_all_that_is_missing_of_it_and_else_what_is_wanted() -> None:
+    covered, much, little = [Span(0, MIB)], Span(3 * MIB, 7 * MIB // 2), Span(3 * MIB, 3 * MIB + 2**16)
+    assert pieces_around([much], covered, 8 * MIB, lambda _: True) == [Span(MIB, 8 * MIB)]
+    assert pieces_around([little], covered, 8 * MIB, lambda _: True) == [little]
+    assert pieces_around([much], covered, 8 * MIB, lambda nbytes: nbytes < 6 * MIB) == [much]
+
+
+def test_of_a_large_object_one_block_is_wanted_for_small_units_and_none_for_large_ones() -> None:
+    small = [Span(start, start + MAX_GAP) for start in range(17 * MIB, 19 * MIB, 2 * MAX_GAP)]
+    assert pieces_around(small, [], 64 * MIB, lambda _: True) == [Span(16 * MIB, 24 * MIB)]
+    large = Span(17 * MIB, 18 * MIB)
+    assert pieces_around([large], [], 64 * MIB, lambda _: True) == [large]

@@ -9,6 +9,8 @@ from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from shardfs.stores.base import Takes
+
 MAX_GAP: Final = 256 * 2**10
 """The largest unwanted gap that is fetched to save a request."""
 
@@ -26,7 +28,7 @@ It is a shard with 2 MiB of chunks, as many have, and an index.
 """
 
 _MUCH: Final = 1 / 16
-"""Who reads so much of what is missing of an object that is not large, and all around it, gets all that is missing."""
+"""Who reads so much of what is missing of a block, and all around it, gets all that is missing."""
 
 WHOLE_NBYTES: Final = WINDOW_NBYTES + 64 * 2**10
 """Up to this size, an object comes whole when it is opened for who will read it from its beginning.
@@ -143,10 +145,25 @@ def gaps(spans: Iterable[Span], nbytes: int) -> list[Span]:
     return [*found, Span(start, nbytes)] if start < nbytes else found
 
 
-def rest_of(missing: Sequence[Span], covered: Iterable[Span], nbytes: int) -> list[Span]:
-    """Return all of an object of *nbytes* that is not *covered*; nothing if it is large, or little of it *missing*."""
-    rest = gaps(covered, nbytes) if nbytes <= WHOLE_NBYTES else []
-    return rest if _MUCH * total(rest) <= total(missing) else []
+def pieces_around(missing: Sequence[Span], covered: Iterable[Span], nbytes: int, takes: Takes) -> list[Span]:
+    """Return what to fetch of an object of *nbytes*, of which those bytes are *covered*, for who reads on in order.
+
+    It is read in an order of its own, so of each block that many of the *missing* units are in, comes all that is not
+    covered, as far as it *takes* that. An object that is not large is one block; of others, units are worth a request
+    each, unless they are small.
+    """
+    is_whole = nbytes <= WHOLE_NBYTES
+    if not is_whole and any(unit.nbytes > MAX_GAP for unit in missing):
+        return merge(missing)
+    length = nbytes if is_whole else WINDOW_NBYTES
+    free, pieces = gaps(covered, nbytes), list(missing)
+    for start in sorted({unit.start // length * length for unit in missing}):
+        block = Span(start, min(start + length, nbytes))
+        rest = [Span(max(span.start, start), min(span.stop, block.stop)) for span in free if span.overlaps(block)]
+        wanted = sum(unit.nbytes for unit in missing if block.holds(unit.start))
+        if _MUCH * total(rest) <= wanted and takes(max(0, total(rest) - wanted)):
+            pieces += rest
+    return merge(pieces)
 
 
 def spans_of(units: Iterable[tuple[int, int]]) -> list[Span]:

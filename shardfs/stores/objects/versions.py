@@ -40,7 +40,7 @@ from shardfs.stores.objects.ranges import (
     Span,
     are_begun,
     merge,
-    rest_of,
+    pieces_around,
     spans_of,
     total,
     window,
@@ -226,12 +226,12 @@ class _Version:
         if not missing:
             return
         covered = [*self._objects.memory.spans(self._id).spans, *(flight.span for flight in self._flights)]
-        pieces, wanted = rest_of(missing, covered, self._reads.size) if are_dense else [], total(missing)
-        if not pieces or not takes(total(pieces) - wanted):
-            pieces = merge(missing)
-            is_begun = self._reads.read_end is None and are_begun(missing, self.nbegun)
-            if is_begun and takes(min(self._reads.size, WINDOW_NBYTES) - wanted):
-                self._reads.note(min(missing).start)
+        pieces, wanted = merge(missing), total(missing)
+        is_begun = self._reads.read_end is None and are_begun(missing, self.nbegun)
+        if is_begun and takes(min(self._reads.size, WINDOW_NBYTES) - wanted):
+            self._reads.note(min(missing).start)
+        elif are_dense:
+            pieces = pieces_around(missing, covered, self._reads.size, takes)
         if self._reads.size <= SMALL_NBYTES:
             self._units.update(missing)
         for piece in pieces:
