@@ -289,14 +289,18 @@ class IndexLayout:
         return self.codecs.nbytes(self.nentries)
 
 
-def find_last_index(layout: IndexLayout, nbytes: int, read: Callable[[int, int], Buffer]) -> int | None:
+def find_last_index(
+    layout: IndexLayout, nbytes: int, read: Callable[[int, int], Buffer], inner: IndexLayout | None = None
+) -> int | None:
     """Return the offset of the last valid index in *nbytes* bytes: a shard, and what an append left behind it.
 
     *read* returns some of them, by offset and size; it is asked for a few MB at a time, from the end backwards.
 
-    An index is valid if its checksums match and every entry is empty or within the bytes before it. It may be at any
-    offset; the search time depends only on its distance from the end. Returns None if there is none. Raises
-    `ValueError` for a layout whose index has no checksum to recognise it by, or is not at the end.
+    An index is valid if its checksums match and every entry is empty or within the bytes before it. With *inner*, every
+    entry is a shard with an index of that layout: else that of an inner shard, which has a checksum, too, could be
+    taken for the one that is looked for. It may be at any offset; the search time depends only on its distance from the
+    end. Returns None if there is none. Raises `ValueError` for a layout whose index has no checksum to recognise it by,
+    or is not at the end.
     """
     if layout.at_start or not layout.codecs.checksums:
         raise ValueError("only an index at the end, with a checksum, can be searched for")
@@ -306,18 +310,28 @@ def find_last_index(layout: IndexLayout, nbytes: int, read: Callable[[int, int],
         start = max(stop - _ROW * _ROWS, 0)
         block = np.frombuffer(read(start, stop - 1 + layout.nbytes - start), dtype=np.uint8)
         for offset in window.matches(block, stop - start)[::-1].tolist():
-            if _is_index(layout, block[offset : offset + layout.nbytes].tobytes(), start + offset):
+            index = _valid_index(layout, block[offset : offset + layout.nbytes].tobytes(), start + offset)
+            if index is not None and (inner is None or _has_shards(index, inner, read)):
                 return int(start + offset)
         stop = start
     return None
 
 
-def _is_index(layout: IndexLayout, encoded: bytes, offset: int) -> bool:
+def _valid_index(layout: IndexLayout, encoded: bytes, shard_nbytes: int) -> ShardIndex | None:
     try:
-        index = layout.codecs.decode(encoded, layout.chunks_per_shard, shard_nbytes=offset)
+        index = layout.codecs.decode(encoded, layout.chunks_per_shard, shard_nbytes)
     except CorruptionError:
-        return False
-    return not damaged(index.entries, offset)
+        return None
+    return None if damaged(index.entries, shard_nbytes) else index
+
+
+def _has_shards(index: ShardIndex, inner: IndexLayout, read: Callable[[int, int], Buffer]) -> bool:
+    """Whether every entry of *index* is a shard with an index of the layout *inner*."""
+    for offset, nbytes in index.entries[~are_empty(index.entries)].tolist():
+        start = offset if inner.at_start else offset + nbytes - inner.nbytes
+        if nbytes < inner.nbytes or _valid_index(inner, bytes(read(start, inner.nbytes)), nbytes) is None:
+            return False
+    return True
 
 
 class _Window:

@@ -30,7 +30,7 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.document import SHARDING_1_1, Extension, Json, parse_codecs
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, Dimension
-from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, NoIndex, ShardIndex
+from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, IndexLayout, NoIndex, ShardIndex
 from shardfs.format.members import Buffer
 
 Coords = tuple[int, ...]
@@ -293,6 +293,18 @@ class ShardGrid:
     def inner_shape(self, depth: int) -> tuple[int, ...]:
         """Return the shape of the index of a shard at the level *depth*, which is not the outermost."""
         return self.levels[depth].chunks_per_shard(self.levels[depth - 1].span)
+
+    def index_layouts(self, shard: Coords) -> tuple[IndexLayout, IndexLayout | None]:
+        """Return the layout of the index of the shard at *shard*, and that of the shards in it.
+
+        The second is None if there are none, or they are encoded.
+        """
+        level = self.levels[0]
+        outer = IndexLayout(level.index_codecs, self.index_shape(shard), level.index_at_start)
+        if len(self.levels) == 1 or self.levels[1].after:
+            return outer, None
+        level = self.levels[1]
+        return outer, IndexLayout(level.index_codecs, self.inner_shape(1), level.index_at_start)
 
     def nelements_of(self, shard: Coords) -> int:
         """Return how many elements of the array are in the shard at *shard*."""

@@ -171,9 +171,9 @@ async def test_a_shard_that_is_cut_while_an_older_index_is_looked_for_stops_no_s
         file.write(b"torn")
     search = recover._search
 
-    def cut(layout: IndexLayout, snapshot: Snapshot) -> int | None:
+    def cut(layouts: tuple[IndexLayout, IndexLayout | None], snapshot: Snapshot) -> int | None:
         os.truncate(arrays / "end/c/0", 100)
-        return search(layout, snapshot)
+        return search(layouts, snapshot)
 
     monkeypatch.setattr(recover, "_search", cut)
     source = Source.of(LocalStore(str(arrays)))

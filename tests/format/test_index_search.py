@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,26 @@ def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.Monk
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_the_index_of_an_inner_shard_is_not_taken_for_that_of_the_shard_around_it(at_start: bool) -> None:
+    """Both have as many entries and the same codecs, so each is valid by itself."""
+    codecs = [LITTLE, CRC32C]
+    layout, inner = layout_of(codecs, 2), layout_of(codecs, 2, at_start=at_start)
+
+    def shard(content: bytes) -> bytes:
+        begin = inner.nbytes if at_start else 0
+        own = index(codecs, {0: (begin, 3), 1: (begin + 3, len(content) - 3)}, 2)
+        return own + content if at_start else content + own
+
+    first = shard(b"content of some length")
+    whole = first + index(codecs, {1: (0, len(first))}, 2)
+    torn = whole + shard(b"what was appended, without an index")
+    read = partial(_read, torn)
+    assert find_last_index(layout, len(torn), read, inner) == len(first)
+    assert at_start or find_last_index(layout, len(torn), read) == len(torn) - inner.nbytes, "it is needed"
+
+
+def _read(data: bytes, offset: int, nbytes: int) -> bytes:
+    return data[offset : offset + nbytes]

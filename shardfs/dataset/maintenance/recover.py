@@ -99,7 +99,7 @@ async def find_torn(source: Source, findings: Findings, progress: Progress = no_
             continue
         key, state = array.layout.shard_key(shard), await array.shard(shard)
         level, snapshot = array.grid.levels[0], state.snapshot
-        layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
+        layouts = array.grid.index_layouts(shard)
         stop = None
         if isinstance(state.error, CorruptionError):
             reason = str(state.error).removeprefix(f"{key}: ")
@@ -117,18 +117,19 @@ async def find_torn(source: Source, findings: Findings, progress: Progress = no_
             reason += "; it cannot be repaired: its index has no checksum to recognize an older one by"
         else:
             try:
-                offset = await trio.to_thread.run_sync(_search, layout, snapshot)
+                offset = await trio.to_thread.run_sync(_search, layouts, snapshot)
             except ShardfsError as error:  # whoever writes it may take back what is torn at this moment
                 reason += f"; an older index cannot be looked for: {error}"
             else:
-                stop = offset + layout.nbytes if offset is not None else None
+                stop = offset + layouts[0].nbytes if offset is not None else None
                 reason += "; there is no valid index in it" if stop is None else ""
         yield TornShard(array, shard, key, snapshot, reason, stop)
 
 
-def _search(layout: IndexLayout, snapshot: Snapshot) -> int | None:
-    """Return the offset of the last valid index in a shard."""
-    return find_last_index(layout, snapshot.size, snapshot.content(0, snapshot.size).read)
+def _search(layouts: tuple[IndexLayout, IndexLayout | None], snapshot: Snapshot) -> int | None:
+    """Return the offset of the last valid index in a shard, of whose index and inner shards these are the *layouts*."""
+    layout, inner = layouts
+    return find_last_index(layout, snapshot.size, snapshot.content(0, snapshot.size).read, inner)
 
 
 def _is_no_index(level: ShardingLevel, index: ShardIndex) -> bool:

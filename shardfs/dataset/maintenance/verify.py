@@ -292,20 +292,20 @@ async def lay_out(array: Array, coords: Coords) -> Layout | None:
 async def has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:
     """Whether no index of the shard, as far as can be told, ever named the bytes before its first chunk."""
     level = array.grid.levels[0]
-    layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
     if level.index_at_start or opened.index.first_live_byte == 0:
         return False
     if not level.index_codecs.checksums:
         return True
-    return not await trio.to_thread.run_sync(_was_named, layout, opened)
+    return not await trio.to_thread.run_sync(_was_named, array.grid.index_layouts(shard), opened)
 
 
-def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
-    """Whether an older index in a shard names a chunk at its beginning."""
+def _was_named(layouts: tuple[IndexLayout, IndexLayout | None], opened: OpenShard) -> bool:
+    """Whether an older index in a shard names a chunk at its beginning; see `ShardGrid.index_layouts`."""
+    layout, inner = layouts
     content = opened.snapshot.content(0, opened.snapshot.size)
     stop = opened.index_offset
     while stop > 0:
-        offset = find_last_index(layout, stop, content.read)
+        offset = find_last_index(layout, stop, content.read, inner)
         if offset is None:
             return False
         index = layout.codecs.decode(bytes(content.read(offset, layout.nbytes)), layout.chunks_per_shard, offset)
