@@ -122,7 +122,8 @@ class DatasetNode:
 
         Raises the errors of `read_chunk`, `ReadOnlyError` without *write*, and `StoreError`.
         """
-        self._dataset.loop.call(_write, self.path, _index(coords), data)
+        dataset = self._dataset
+        dataset.loop.call(_write, self.path, _index(coords), data, commits=dataset.commits_at_once)
 
     def shards(self) -> list[dict[str, Any]]:
         """Return what `shardfs map --json` prints of each stored shard of an array: its size, chunks and dead bytes."""
@@ -190,13 +191,15 @@ async def _read(paths: Paths, path: str, coords: Coords) -> bytes | None:
         return None
 
 
-async def _write(paths: Paths, path: str, coords: Coords, data: Buffer | None) -> None:
+async def _write(paths: Paths, path: str, coords: Coords, data: Buffer | None, *, commits: bool) -> None:
     key = await _chunk(paths, path, coords)
     if data is not None:
         await paths.publish(key, data)
-        return
-    with suppress(NotFoundError):
-        await paths.remove(key)
+    else:
+        with suppress(NotFoundError):
+            await paths.remove(key)
+    if commits:
+        await paths.commit(key)
 
 
 async def _shards(paths: Paths, path: str) -> list[dict[str, Any]]:

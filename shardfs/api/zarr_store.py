@@ -140,7 +140,7 @@ class ShardfsStore(Store):
         self._check_writable()
         await self._ensure_open()
         with suppress(*_MISSING):
-            await self._call(Paths.remove_below, self._key(prefix))
+            await self._call(_remove_below, self._key(prefix), commits=self.dataset.commits_at_once)
 
     def list(self) -> AsyncIterator[str]:
         """Yield all keys."""
@@ -212,6 +212,12 @@ async def _publish(paths: Paths, key: str, data: BytesLike, *, commits: bool, ex
 
 async def _remove(paths: Paths, key: str, *, commits: bool) -> None:
     await paths.remove(key)
+    if commits:
+        await paths.commit(key)
+
+
+async def _remove_below(paths: Paths, key: str, *, commits: bool) -> None:
+    await paths.remove_below(key)
     if commits:
         await paths.commit(key)
 

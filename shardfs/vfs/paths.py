@@ -17,7 +17,6 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import Pending
-from shardfs.dataset.path_table import is_below
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
@@ -312,13 +311,11 @@ class Paths:
                         self._forget_directories()
 
     async def commit(self, path: str) -> None:
-        """Commit what is pending in the array of the chunk at *path*; calls that come together share a commit.
+        """Commit what was changed at *path*, and below; calls that come together share a commit.
 
         Raises the error that prevents it.
         """
-        commits = self._writable().writer.commits
-        for array in {queue.layout.path for queue in commits.pending if is_below(path, queue.layout.path)}:
-            await commits.flush(below=array)
+        await self._writable().fs.commit(path)
 
     async def flush(self) -> None:
         """Commit what was published, here and by all other sessions; raises the error that prevents it."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import RemovedArray, groups_above
+from shardfs.dataset.path_table import is_below
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     ConflictError,
@@ -474,6 +475,24 @@ class WritableFilesystem(Filesystem):
                 log.error("%s: %s", self.store.url, error)
         if first is not None:
             raise first.with_traceback(None)
+
+    async def commit(self, path: str) -> None:
+        """Commit what is pending in the array around *path*, and in those below it, and remove removed documents there.
+
+        Raises the error that prevents it.
+        """
+
+        def concerns(array: str) -> bool:
+            return is_below(path, array) or is_below(array, path)
+
+        commits = self.writer.commits
+        for array in {queue.layout.path for queue in commits.pending if concerns(queue.layout.path)}:
+            await commits.flush(below=array)
+        removed = [one for one in self.hierarchy.all_removed if concerns(one.path)]
+        if removed or self.hierarchy.copies.outdated:
+            await self._correct_copies()
+        for one in removed:
+            await self._drop(one)
 
     async def try_flush_all(self, *, for_others: bool = False) -> FlushFailures:
         """Commit what is pending, remove removed documents from the store, and store files that are being written.

@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import count
 from pathlib import Path
 from subprocess import PIPE
@@ -379,6 +381,30 @@ def test_on_s3_the_workers_of_a_dask_cluster_write_into_one_shard(
     (shard,) = shards_of(url)
     assert shard["chunks"] == 64
     assert (values(url) == expected).all()
+
+
+def change(store: ShardfsStore) -> None:
+    """Change what is there in every way, and be killed."""
+    store.dataset["image"].write_chunk((0, 0), None)
+    sync(store.delete_dir("removed"))
+    sync(store.delete("without/zarr.json"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
+def test_on_s3_what_another_process_removes_is_gone_when_the_call_returns(stored: str) -> None:
+    with shardfs.open(stored, write=True, shards=(4,)) as dataset:
+        group = zarr.open_group(dataset.store())
+        for name in ("removed", "without"):
+            group.create_array(name, shape=SHAPE, chunks=CHUNKS, dtype="i4")[...] = 1
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with shardfs.open(stored, write=True) as dataset, pytest.raises(BrokenProcessPool):
+            pool.submit(change, dataset.store()).result(PATIENCE)
+        with shardfs.open(stored) as elsewhere:
+            names = sync_all(elsewhere.store().list())
+    assert "image/c/0/1" in names
+    assert "image/c/0/0" not in names
+    assert not [name for name in names if name.startswith("removed/") or name == "without/zarr.json"]
 
 
 def test_zarr_python_of_a_newer_python_reads_and_writes_too(stored: str, tmp_path: Path) -> None:
