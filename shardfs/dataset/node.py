@@ -363,8 +363,9 @@ class Node:
 
     @property
     def memory(self) -> int:
-        """Size of the documents, stored and generated; everything else that a node holds is in proportion."""
-        return len(self.document or b"") + (self.shown.nbytes if self.shown is not None else 0)
+        """Size of the documents, stored and generated, and of paths; everything else that it holds is in proportion."""
+        documents = len(self.document or b"") + (self.shown.nbytes if self.shown is not None else 0)
+        return documents + sum(map(len, self.copies))
 
     @property
     def stored(self) -> ArrayMetadata | GroupMetadata | None:

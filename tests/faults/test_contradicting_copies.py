@@ -232,6 +232,13 @@ def test_copies_of_nodes_that_are_not_there_are_skipped(mount: Mounter, source: 
     assert {key.rpartition("/")[0] for key in zmetadata} == {"", "a", "g", "g/b"}
 
 
+def with_long_paths(group: dict[str, Any]) -> dict[str, Any]:
+    """A group that has one more copy, of a group whose copies have paths of 40 MB."""
+    copies = group["consolidated_metadata"]["metadata"]
+    within = {"consolidated_metadata": {"metadata": {f"{number:05}": 0 for number in range(10_000)}}}
+    return {**group, "consolidated_metadata": {"kind": "inline", "metadata": {**copies, "n" * 4000: within}}}
+
+
 BROKEN_GROUPS: dict[str, Callable[[bytes], bytes]] = {
     "unknown-member": lambda text: json.dumps({**json.loads(text), "unknown": 1}).encode(),
     "other-format": lambda text: json.dumps({**json.loads(text), "zarr_format": 4}).encode(),
@@ -239,6 +246,7 @@ BROKEN_GROUPS: dict[str, Callable[[bytes], bytes]] = {
     "cut-off": lambda text: text[:-2],
     "not-utf-8": lambda text: text.replace(b"{", b'{"name": "\xe9",', 1),
     "too-large": lambda text: text + b" " * 2**25,
+    "long-paths": lambda text: json.dumps(with_long_paths(json.loads(text))).encode(),
 }
 
 
@@ -291,7 +299,7 @@ def test_a_group_whose_document_is_broken_describes_nothing(
     path = source / group / "zarr.json"
     path.write_bytes(BROKEN_GROUPS[fault](path.read_bytes()))
     shown = mount(source, expect=("cannot",)).path
-    if fault in ("unknown-member", "other-format"):
+    if fault in ("unknown-member", "other-format", "long-paths"):
         text = (shown / group / "zarr.json").read_bytes()
         assert json.loads(text)["node_type"] == "group"
         assert b"consolidated_metadata" not in text

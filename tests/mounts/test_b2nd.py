@@ -432,6 +432,18 @@ def test_a_missing_file_of_a_chunk_is_an_error_for_that_chunk_as_for_the_library
     assert np.array_equal(read_zarr(tmp_path / "packed")[:40], values[:40])
 
 
+def test_an_empty_file_of_a_chunk_is_damage_and_no_chunk_of_nans(mount: Mounter, tmp_path: Path) -> None:
+    values = write_b2nd(tmp_path / "a", SMALL._replace(dtype="<f4"), sparse=True)
+    (tmp_path / "a/00000005.chunk").write_bytes(b"")
+    mounted = mount(tmp_path / "a")
+    mounted.expect("is empty")
+    with pytest.raises(OSError, match="Input/output"):
+        (mounted.path / "c/4/4").read_bytes()
+    assert (mounted.path / "c/3/4").read_bytes() == values[30:40, 40:50].tobytes()
+    (problem,) = run_json("verify", "--json", "--data", tmp_path / "a", status=1)["problems"]
+    assert "is empty" in problem["message"]
+
+
 def test_a_file_that_is_removed_while_it_is_mounted_is_no_array_of_zeros(mount: Mounter, tmp_path: Path) -> None:
     write_b2nd(tmp_path / "a.b2nd", SMALL)
     mounted = mount(tmp_path / "a.b2nd", metadata_ttl=3600)

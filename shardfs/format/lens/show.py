@@ -87,9 +87,13 @@ def read_broken(document: bytes | None, lens: Lens | None, reason: str) -> Rest:
     parsed: Json = None
     with suppress(MetadataError):
         parsed = parse_json(document or b"")
-    copies = _by_path(parsed) if isinstance(parsed, dict) else NO_COPIES
-    shown = lens.show_broken(reason, parsed) if lens is not None else None
+    copies = NO_COPIES
     is_unknown = parsed is None and document is not None and CONSOLIDATED.encode() in document.replace(b"\0", b"")
+    try:
+        copies = _by_path(parsed) if isinstance(parsed, dict) else NO_COPIES
+    except MetadataError:
+        is_unknown = True
+    shown = lens.show_broken(reason, parsed) if lens is not None else None
     return Rest(shown, copies, is_unknown)
 
 

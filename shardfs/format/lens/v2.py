@@ -17,7 +17,6 @@ import numpy as np
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.codecs import is_in_order
 from shardfs.format.document import (
-    MAX_DOCUMENT_NBYTES,
     MAX_NDIM,
     Document,
     Json,
@@ -191,8 +190,7 @@ class V2(V3):
     def documents(self, stored: Metadata) -> dict[str, dict[str, Any]]:
         """Return the v2 documents of a node by name; raises `NotShownError` or `NotUnshardable` if it has none.
 
-        A consolidated group has a `.zmetadata` with the copies that have a v2 form, unless the paths of copies within
-        copies would make it much longer than the group's own document.
+        A consolidated group has a `.zmetadata` with the copies that have a v2 form.
         """
         if isinstance(stored, ArrayMetadata):
             shown, shows_missing = self._array(stored)
@@ -201,12 +199,9 @@ class V2(V3):
         if inline_copies(stored.document) is None:
             return documents
         metadata: dict[str, Any] = dict(documents)
-        room = MAX_DOCUMENT_NBYTES
-        images = {path for path, copy in every_copy(stored.document) if isinstance(copy, dict) and is_image(copy)}
-        for path, copy in every_copy(stored.document):
-            room -= len(path)
-            if room < 0:
-                return documents
+        copies = list(every_copy(stored.document))
+        images = {path for path, copy in copies if isinstance(copy, dict) and is_image(copy)}
+        for path, copy in copies:
             if is_relative_path(path):
                 parts = path.split("/")
                 groups = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]

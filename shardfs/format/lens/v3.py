@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, Json, canonical, encode_json, parse_json
 from shardfs.format.foreign import Foreign, ForeignChunks
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import ChunkForm, Lens, NodeContext, Shown
@@ -260,12 +260,21 @@ def inline_copies(document: Document) -> dict[str, Json] | None:
 
 
 def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
-    """Yield the copies in a group's document, and those within copies of groups, by path relative to the group."""
-    groups = deque([("", document)])
+    """Yield the copies in a group's document, and those within copies of groups, by path relative to the group.
+
+    Raises `MetadataError` if all paths together would be longer than a document may be: those of copies within copies
+    may be much longer than the names of which they are made.
+    """
+    groups, room = deque([("", document)]), MAX_DOCUMENT_NBYTES
     while groups:
         prefix, group = groups.popleft()
         for name, copy in (inline_copies(group) or {}).items():
             path = prefix + name
+            room -= len(path)
+            if room < 0:
+                raise MetadataError(
+                    f"the paths of copies within copies have more than {MAX_DOCUMENT_NBYTES} characters"
+                )
             yield path, copy
             if isinstance(copy, dict) and len(path) < MAX_PATH_LENGTH:
                 groups.append((f"{path}/", copy))

@@ -395,8 +395,10 @@ class B2ndLevel(ShardingLevel):
         return self.max_nbytes
 
     def decode(self, encoded: Buffer) -> Buffer:
-        """Return the blocks of a chunk one after another, or the chunk; without bytes, it is one of NaNs."""
+        """Return the blocks of a chunk one after another, or the chunk; without bytes in a file, it is one of NaNs."""
         frame = self.frame
+        if frame.is_sparse and not len(encoded):
+            raise CorruptionError("the file of the chunk is empty")
         decoded = decode_chunk(encoded, frame.chunk_nbytes) if len(encoded) else self._nans()
         if frame.has_whole_blocks:
             return decoded

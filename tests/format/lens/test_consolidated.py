@@ -1,6 +1,7 @@
 """Consolidated metadata: copies of sharded arrays are rewritten and rewritten back, everything else is kept."""
 
 import json
+import tracemalloc
 from copy import deepcopy
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.errors import RefusedError
+from shardfs.errors import MetadataError, RefusedError
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.lens import NodeContext
+from shardfs.format.lens.show import read_broken, read_document
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v3 import V3, Consolidated, every_copy
 from shardfs.format.metadata import parse_array
@@ -211,3 +215,17 @@ def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
         resharded(document, {})
     while "g" in document["consolidated_metadata"]["metadata"]:
         document = document["consolidated_metadata"]["metadata"].pop("g")
+
+
+def test_paths_that_are_much_longer_than_the_document_are_not_made_and_no_copy_is_ignored() -> None:
+    names = {f"{number:05}": 0 for number in range(22_000)}
+    text = json.dumps(group({"n" * 4000: group(names)})).encode()
+    tracemalloc.start()
+    with pytest.raises(MetadataError, match="paths of copies within copies"):
+        read_document(text, None, NodeContext())
+    rest = read_broken(text, None, "why")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (rest.copies, rest.has_unknown_copies) == ({}, True)
+    assert peak < 3 * MAX_DOCUMENT_NBYTES
+    assert len(read_document(json.dumps(group({"g": group(names)})).encode(), None, NodeContext()).copies) == 22_001
