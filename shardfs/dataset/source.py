@@ -31,8 +31,21 @@ from shardfs.stores.url import (
     usable_kinds,
 )
 
+_NONE: Final = ""
+"""Stands for the format of what is no file; no format has this name."""
+
 _PATIENCE: Final = 10.0
 """How many seconds a server has for the first bytes of a file, while a user waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file, or a directory, that *format* takes: *name* in the location *home*."""
+
+    url: str
+    home: AnyLocation
+    name: str
+    format: Format
 
 
 @asynccontextmanager
@@ -83,8 +96,12 @@ async def open_checked(
     """Open the store of *source* as `open_store_in` does, and check it; returns it with the names at the top.
 
     Where nothing is below a remote *source*, it may be a file: formats are asked for it by its first bytes. The options
-    that are returned say so to whoever opens the same again. Raises `SourceError` if it cannot be read.
+    that are returned say so to whoever opens the same again, by the URL of the store; and so they do if it is a
+    directory with the name of a file. Raises `SourceError` if it cannot be read.
     """
+    location = _parse(source, options)
+    if not isinstance(location, str) and _url(source, location) != location.url:
+        options = replace(options, files=(*options.files, (location.url, _NONE)))
     store = open_store_in(session, source, options, outline_of=outline_of, ttl=ttl)
     try:
         return store, await store.check(), options
@@ -129,7 +146,13 @@ def is_remote(source: str) -> bool:
 def url_of(source: str) -> str:
     """Return the URL of *source*, or its absolute path without links; it need not exist."""
     location = _parse(source)
-    return realpath(location) if isinstance(location, str) else location.url
+    return realpath(location) if isinstance(location, str) else _url(source, location)
+
+
+def _url(source: str, location: S3Location | CloudLocation | _File) -> str:
+    """Return the URL of the remote *source*: one with a slash, if it would be that of a file without."""
+    is_ambiguous = source.endswith("/") and isinstance(_parse(location.url), _File)
+    return f"{location.url}/" if is_ambiguous else location.url
 
 
 def resolve(source: str) -> tuple[str, str | None]:
@@ -139,19 +162,9 @@ def resolve(source: str) -> tuple[str, str | None]:
     """
     location = _parse(source)
     if not isinstance(location, str):
-        return location.url, None
+        return _url(source, location), None
     store = LocalStore(location)
     return store.url, store.root
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file, or a directory, that *format* takes: *name* in the location *home*."""
-
-    url: str
-    home: AnyLocation
-    name: str
-    format: Format
 
 
 def _check_options(options: StoreOptions, location: AnyLocation | _File) -> None:
@@ -208,7 +221,7 @@ def _local_file(path: str) -> _File | None:
 def _remote_file(source: str, location: S3Location | CloudLocation, known: Mapping[str, str]) -> _File | None:
     """Return the file at the URL *source* that a format takes; None if none does.
 
-    *known* are formats of files by URL.
+    *known* are formats of files by URL; `_NONE` is that of a directory.
     """
     home, name = _in_its_place(location)
     if location.url in known:

@@ -54,7 +54,8 @@ class StoreOptions(RemoteOptions):
     chunks without it. *allow_target*: where other files may be to which such a file leads; without any, where it is.
 
     *files* is no option of users: the URLs of files that do not say what they are by their names, each with the name of
-    its format, as whoever opened them found out, for all who open them again.
+    its format, as whoever opened them found out, for all who open them again. A directory has "", if its name says that
+    it is a file.
     """
 
     allow_target: tuple[str, ...] = ()

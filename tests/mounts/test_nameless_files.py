@@ -157,6 +157,31 @@ def test_a_name_with_a_slash_behind_it_is_no_file(web: Web, tmp_path: Path) -> N
     assert run("info", f"{web.url}/file").returncode == 0
 
 
+def test_a_directory_with_the_name_of_a_file_is_opened_by_a_slash(
+    s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    array: Any = zarr.create_group(tmp_path / "data.zip").create_array(
+        "g/x", shape=VALUES.shape, chunks=(6, 8), shards=(12, 8), dtype="<i4"
+    )
+    array[...] = VALUES
+    for path in (tmp_path / "data.zip").rglob("*"):
+        if path.is_file():
+            s3_bucket.put(str(path.relative_to(tmp_path)), path.read_bytes())
+    url = s3_bucket.url("data.zip/")
+    with pytest.raises(SourceError, match="end its name with a slash"):
+        shardfs.open(url.rstrip("/"))
+    with shardfs.open(url) as dataset:
+        check(zarr.open_group(dataset.store(), mode="r"))
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            assert pool.submit(elements_of, pickle.dumps(dataset)).result() == VALUES.tobytes()
+            shardfs.pack(url, tmp_path / "packed", executor=pool)
+            assert shardfs.verify(url, data=True, executor=pool)["sound"] is True
+    check(zarr.open_group(tmp_path / "packed", mode="r"))
+    assert [each["path"] for each in run_json("info", "--json", url)["arrays"]] == ["g/x"]
+
+
 def test_a_source_that_is_found_takes_no_request_more(web: Web, tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "web/data").create_array("x", shape=(4,), dtype="u1")
     with shardfs.open(f"{web.url}/data"):
