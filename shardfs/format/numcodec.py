@@ -34,6 +34,12 @@ BYTES_FILTERS: Final = frozenset(
 NATIVE: Final = frozenset({"gzip", "zstd", "blosc"})
 """Those of which every library has the decoder for v3: see `format.codecs`."""
 DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
+_ELEMENTS: Final = {
+    "astype": ("encode_dtype", "decode_dtype"),
+    **dict.fromkeys(("delta", "fixedscaleoffset", "quantize"), ("astype", "dtype")),
+}
+"""The members with the types of encoded and of decoded elements."""
+_MAX_AT_ONCE: Final = 2**18
 MAX_ITEM_NBYTES: Final = 16
 """The largest size of elements between filters, which are numbers."""
 _MAX_DICTIONARY_NBYTES: Final = 2**28  # for lzma: four times what its highest preset needs
@@ -104,8 +110,10 @@ def decode_numcodec(codec: Codec, data: Buffer, limit: int) -> memoryview:
             return memoryview(_DECOMPRESSORS[name](codec, data, limit))
         if name == "lz4":
             check_size(struct.unpack_from("<I", data)[0], limit)
+        decoder = get_codec(codec)
+        check_size(_decoded_nbytes(name, decoder, data), limit)
         with np.errstate(all="ignore"):
-            decoded = get_codec(codec).decode(data)
+            decoded = _decode_in_parts(decoder, data) if name == "fixedscaleoffset" else decoder.decode(data)
     except ShardfsError:
         raise
     except Exception as error:  # as numcodecs has it
@@ -113,6 +121,27 @@ def decode_numcodec(codec: Codec, data: Buffer, limit: int) -> memoryview:
     view: memoryview = ensure_contiguous_ndarray(decoded).reshape(-1).view(np.uint8).data
     check_size(len(view), limit)
     return view
+
+
+def _decoded_nbytes(name: str, decoder: Any, data: Buffer) -> int:  # noqa: ANN401 - numcodecs has no types
+    """Return how many bytes *data* decodes to at most."""
+    nbytes = len(data)
+    if name == "packbits":
+        return 8 * (nbytes - 1) - data[0] if nbytes else 0
+    if name in _ELEMENTS:
+        sizes: list[int] = [np.dtype(getattr(decoder, member)).itemsize for member in _ELEMENTS[name]]
+        return nbytes // sizes[0] * sizes[1]
+    return nbytes
+
+
+def _decode_in_parts(decoder: Any, data: Buffer) -> np.ndarray[Any, Any]:  # noqa: ANN401 - numcodecs has no types
+    """Decode each element alone, as float64 takes up to eight times the memory of all of them."""
+    encoded = np.frombuffer(data, decoder.astype)
+    decoded = np.empty(len(encoded), decoder.dtype)
+    for start in range(0, len(encoded), _MAX_AT_ONCE):
+        part = slice(start, start + _MAX_AT_ONCE)
+        decoded[part] = decoder.decode(encoded[part])
+    return decoded
 
 
 def encode_numcodec(codec: Codec, data: Buffer | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

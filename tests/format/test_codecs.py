@@ -19,9 +19,10 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, checksum_in, decode, encode, parse_chain
 from shardfs.format.document import Extension, parse_codecs
+from shardfs.format.numcodec import decode_numcodec
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, IGNORED, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.encoder import apply, encode_array
 
@@ -415,3 +416,36 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 24 << 10  # KiB
+
+
+FILTERS_THAT_GROW = [
+    {"id": "astype", "encode_dtype": "|u1", "decode_dtype": "<c16"},
+    {"id": "delta", "dtype": "<f8", "astype": "|u1"},
+    {"id": "fixedscaleoffset", "scale": 2, "offset": 1, "dtype": "<f8", "astype": "|u1"},
+    {"id": "quantize", "digits": 3, "dtype": "<f8", "astype": "<f2"},
+    {"id": "packbits"},
+]
+
+
+@pytest.mark.parametrize("codec", FILTERS_THAT_GROW, ids=lambda codec: str(codec["id"]))
+def test_a_filter_that_makes_more_than_the_limit_makes_nothing(codec: dict[str, Any]) -> None:
+    data = bytes(2**22)
+    decode_numcodec(codec, data[:8], 2**10)
+    tracemalloc.start()
+    with pytest.raises(OversizedDataError):
+        decode_numcodec(codec, data, 2**23)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_elements_of_one_byte_are_scaled_in_little_more_memory_than_they_have() -> None:
+    codec = {"id": "fixedscaleoffset", "scale": 2, "offset": 1, "dtype": "|u1", "astype": "|u1"}
+    values = np.random.default_rng(1).integers(0, 200, 3_000_001).astype("u1")
+    expected = numcodecs.get_codec(dict(codec)).decode(values)
+    tracemalloc.start()
+    found = decode_numcodec(codec, values.tobytes(), 2**23)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert bytes(found) == expected.tobytes()
+    assert peak < 16 * 2**20
