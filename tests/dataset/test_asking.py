@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
@@ -60,16 +61,16 @@ def room_for(nbytes: int) -> Iterator[None]:
 def test_a_request_that_the_disk_has_no_room_for_is_for_all(state: StateDirectory, nbytes: int) -> None:
     with room_for(nbytes):
         question(state, "array").ask()
-    assert [*Asked(state).take().values()] == [None]
+    assert [*Asked(state).take(9).values()] == [None]
     question(state, "array").ask()
-    assert [*Asked(state).take().values()] == ["array"]
+    assert [*Asked(state).take(9).values()] == ["array"]
 
 
 def test_an_answer_that_the_disk_has_no_room_for_is_given_all_the_same(state: StateDirectory) -> None:
     asker, asked = question(state, "array"), Asked(state)
     asker.ask()
     with room_for(3):
-        asked.answer([*asked.take()], "a shard is locked")
+        asked.answer([*asked.take(9)], "a shard is locked")
     with pytest.raises(StoreError, match="no space on its disk"):
         asker.look()
 
@@ -95,11 +96,44 @@ def test_requests_and_answers_are_written_and_closed_before_they_get_their_names
         patched.setattr(os, "unlink", noting(os.unlink))
         asker.ask()
         assert texts == ["/array"]
-        asked.answer([*asked.take()], "a shard is locked")
+        asked.answer([*asked.take(9)], "a shard is locked")
     assert "a shard is locked" in texts
     assert "" not in texts
     with pytest.raises(StoreError, match="a shard is locked"):
         asker.look()
+
+
+def nothing_pending() -> GroupCommit:
+    pending, journal = SimpleNamespace(until_any=trio.lowlevel.checkpoint), SimpleNamespace(is_shared=False)
+    return cast(GroupCommit, SimpleNamespace(pending=pending, journal=journal))
+
+
+@in_trio
+async def test_so_many_requests_are_answered_at_a_time_and_all_in_the_end(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others, "_MAX_ANSWERS", 3)
+    askers = [question(state, f"array-{number}") for number in range(8)]
+    at_once: list[int] = []
+    nrunning = 0
+
+    async def commit(below: str | None) -> None:
+        nonlocal nrunning
+        nrunning += 1
+        at_once.append(nrunning)
+        await trio.testing.wait_all_tasks_blocked()
+        nrunning -= 1
+
+    for asker in askers:
+        asker.ask()
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(OtherSessions(cast(Source, None), state).answer, nothing_pending(), commit)
+            for asker in askers:
+                assert await OtherSessions(cast(Source, None), state)._wait(asker) is Answer.DONE
+            nursery.cancel_scope.cancel()
+    assert len(at_once) == len(askers)
+    assert max(at_once) <= 3
 
 
 @in_trio
@@ -112,11 +146,7 @@ async def test_requests_for_different_arrays_are_answered_at_the_same_time(state
             both.set()
         await both.wait()
 
-    async def anything() -> None:
-        await trio.lowlevel.checkpoint()
-
-    pending, journal = SimpleNamespace(until_any=anything), SimpleNamespace(is_shared=False)
-    commits = cast(GroupCommit, SimpleNamespace(pending=pending, journal=journal))
+    commits = nothing_pending()
     for asker in askers:
         asker.ask()
     with trio.fail_after(PATIENCE):

@@ -368,8 +368,8 @@ def test_an_array_grows_only_after_another_session_has_made_it_smaller(
         await empty_outside(*arguments)
         events.append("removed")
 
-    def note_taken(asked: Asked) -> Mapping[str, str | None]:
-        requests = take(asked)
+    def note_taken(asked: Asked, most: int) -> Mapping[str, str | None]:
+        requests = take(asked, most)
         if requests:
             taken.set()
         return requests

@@ -47,6 +47,8 @@ _WATCH_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 1.0
 """How long after one is first seen that of another host is looked at again: if it was refused, it is gone by then."""
 
+_MAX_ANSWERS: Final = 64  # commits that other sessions ask for, at a time
+
 
 @asynccontextmanager
 async def _held(slot: Slot) -> AsyncIterator[StateDirectory | None]:
@@ -248,20 +250,26 @@ class OtherSessions(SessionsBeside):
     async def answer(self, commits: GroupCommit, commit: Callable[[str | None], Awaitable[str | None]]) -> None:
         """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it.
 
-        It gets the path that is asked for, or None for all; no path waits for another. *commits* has what is pending
-        here.
+        It gets the path that is asked for, or None for all; no path waits for another, of at most `_MAX_ANSWERS` at a
+        time. *commits* has what is pending here.
         """
+        nfree = _MAX_ANSWERS
 
         async def answer(below: str | None, tokens: Sequence[str]) -> None:
-            reason = await commit(below)
-            await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
+            nonlocal nfree
+            nfree -= 1
+            try:
+                reason = await commit(below)
+                await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
+            finally:
+                nfree += 1
 
         async with open_nursery() as nursery:
             while True:
                 with trio.move_on_after(_IDLE_SECONDS):
                     await commits.pending.until_any()
                 await trio.sleep(_SHARED_SECONDS if commits.journal.is_shared else _BUSY_SECONDS)
-                asked = await trio.to_thread.run_sync(self._asked.take)
+                asked = await trio.to_thread.run_sync(self._asked.take, nfree)
                 for below in {*asked.values()}:
                     nursery.start_soon(answer, below, [token for token, path in asked.items() if path == below])
 

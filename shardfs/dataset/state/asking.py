@@ -44,8 +44,11 @@ class Asked:
     def __init__(self, state: StateDirectory) -> None:
         self._state = state
 
-    def take(self) -> Mapping[str, str | None]:
-        """Return the requests that came since the last look, which are seen now, with the path that each is for."""
+    def take(self, most: int) -> Mapping[str, str | None]:
+        """Return the requests that came since the last look, which are seen now, with the path that each is for.
+
+        Those for more than *most* paths stay for a later look.
+        """
         directory = self._state.asked
         asked: dict[str, str | None] = {}
         with suppress(OSError):
@@ -53,8 +56,10 @@ class Asked:
                 path = os.path.join(directory, name)
                 with suppress(OSError):
                     if _TOKEN.fullmatch(name):
-                        os.rename(path, path + _SEEN)
-                        asked[name] = _path_in(path + _SEEN)
+                        below, paths = _path_in(path), {*asked.values()}
+                        if below in paths or len(paths) < most:
+                            os.rename(path, path + _SEEN)
+                            asked[name] = below
                     elif name.endswith(_FAILED) and os.stat(path).st_mtime < time.time() - _KEPT_SECONDS:
                         os.unlink(path)  # whoever asked has read it, or has ended
         return asked
