@@ -17,7 +17,7 @@ import trio
 
 from shardfs.errors import NoSpaceError, ShardfsError
 from shardfs.stores.base import Buffer, Descriptor
-from shardfs.stores.local.syscalls import READ, SYSCALLS, changing
+from shardfs.stores.local.syscalls import READ, SYSCALLS, changing, read_at
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class KeptFile:
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return *nbytes* bytes from *offset*."""
         with changing(self.path), open(os.open(self.path, READ), "rb") as file:
-            return os.pread(file.fileno(), nbytes, offset)
+            return read_at(file.fileno(), nbytes, offset)
 
     def remove(self) -> None:
         """Remove it."""

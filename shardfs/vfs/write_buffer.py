@@ -14,7 +14,7 @@ from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.path_table import is_below
 from shardfs.errors import ShardfsError, StaleError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, NewAttributes, Stat
-from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
+from shardfs.stores.local.syscalls import SYSCALLS, changing, read_at, translated
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
 
@@ -47,7 +47,7 @@ class BufferBytes:
         """Return up to *nbytes* bytes from *offset*."""
         if self._file is not None:
             with translated("a write buffer"):
-                return os.pread(self._file.fd, nbytes, offset)
+                return read_at(self._file.fd, nbytes, offset)
         if offset == 0 and nbytes >= self.nbytes:
             return self._buffer
         return memoryview(self._buffer)[offset : offset + nbytes]

@@ -40,7 +40,7 @@ from shardfs.dataset.journal.records import (
 from shardfs.errors import AccessDeniedError, CorruptionError, StoreError
 from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.syscalls import READ, translate, user_name
+from shardfs.stores.local.syscalls import READ, read_at, translate, user_name
 
 log = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ class _Scan:
         begin = offset - self._block_offset
         if begin < 0 or begin + nbytes > len(self._block):
             try:
-                self._block = os.pread(self._descriptor.fd, max(nbytes, _BLOCK_NBYTES), offset)
+                self._block = read_at(self._descriptor.fd, max(nbytes, _BLOCK_NBYTES), offset)
             except OSError:
                 self._block = b""
             self._block_offset, begin = offset, 0

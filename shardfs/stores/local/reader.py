@@ -45,6 +45,7 @@ from shardfs.stores.local.syscalls import (
     attributes_of,
     is_local,
     open_beneath,
+    read_at,
     read_cached,
     read_fully,
     require_walks,
@@ -135,14 +136,14 @@ class LocalSnapshot:
             raise WouldWaitError
         fd = self._descriptor.fd
         try:
-            data: Buffer = os.pread(fd, nbytes, offset) if waits else b""
-            if len(data) < nbytes:  # more than one call returns, or it must not wait
-                buffer = data = np.empty(nbytes, np.uint8).data
-                done = read_fully(fd, buffer, offset) if waits else read_cached(fd, buffer, offset, self._key)
-                if done < nbytes and not waits:
-                    raise WouldWaitError
-                if done < nbytes:
+            if waits:
+                data: Buffer = read_at(fd, nbytes, offset)
+                if len(data) < nbytes:
                     return None
+            else:
+                data = buffer = np.empty(nbytes, np.uint8).data
+                if read_cached(fd, buffer, offset, self._key) < nbytes:
+                    raise WouldWaitError
             # Whatever has changed by now, since it was opened, may have changed before its bytes were read.
             return data if self._present_version() == self.stat.version else None
         except (OSError, ShardfsError):  # `read` says why
@@ -214,7 +215,7 @@ class LocalSnapshot:
 
     def _pread(self, offset: int, nbytes: int) -> bytes:
         with translated(self._key):
-            return os.pread(self._descriptor.fd, nbytes, offset)
+            return read_at(self._descriptor.fd, nbytes, offset)
 
     def _check(self, end: int, is_read: bool) -> None:
         """Raise `StaleError` if the file ended before byte *end*, or has changed; one check after a read is enough."""

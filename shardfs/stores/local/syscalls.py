@@ -362,6 +362,14 @@ def read_fully(fd: int, buffer: memoryview, offset: int, done: int = 0) -> int:
     return done
 
 
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return *nbytes* bytes from *offset* of a file, fewer only at its end: one call returns less than 2 GiB."""
+    data = os.pread(fd, nbytes, offset)
+    while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), offset + len(data))):
+        data += more
+    return data
+
+
 class Syscalls:
     """The local disk. Names are relative to the directory *dir_fd*, and final links are not followed."""
 
