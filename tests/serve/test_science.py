@@ -120,6 +120,49 @@ def test_ticks_of_times_are_round_and_hours_have_minutes(last: str, expected: li
     assert [label for _, label in ticks] == expected
 
 
+EXTREMES = (5e-324, 1e-323, 1e-310, 2.2e-308, 1.0, 1e300, 1.7976931348623157e308)
+
+
+@pytest.mark.parametrize("low", [*EXTREMES, *(-each for each in EXTREMES), 0.0])
+def test_ticks_of_numbers_of_any_size_are_few(low: float) -> None:
+    for high in (*EXTREMES, 0.0):
+        assert len(units.nice_numbers(low, high, 5)) <= 11
+        assert len(units.log_numbers(low, high, 5)) <= 11
+
+
+@pytest.mark.parametrize("unit", ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "as"])
+def test_times_of_any_unit_are_times_or_too_far_away(unit: str) -> None:
+    for ticks in ([-(2**63) + 1, 2**63 - 1], [-(2**40), 2**40], [0, 1], [2**62, 2**62 + 1]):
+        stored = np.array(ticks).view(f"datetime64[{unit}]")
+        times = units.in_milliseconds(stored)
+        assert units.exact_time(stored[1:])
+        assert times is not None or abs(ticks[1]) >= 2**40
+        if times is not None:
+            assert len(units.nice_times(times[0], times[1], 5)) <= 11
+
+
+def test_times_of_less_than_a_millisecond_are_exact_and_have_a_tick(tmp_path: Path) -> None:
+    of = {"unit": "ns", "scale_factor": 1}
+    begin = np.datetime64("2020-02-29T23:59:59.999999900", "ns")
+    put(tmp_path / "near", np.arange(100).reshape(10, 10).view("M8[ns]"), (10, 10), (10, 10),
+        extension("numpy.datetime64", **of), fill_value=-1)  # fmt: skip
+    put(tmp_path / "exact", (begin + np.arange(100)).reshape(10, 10), (10, 10), (10, 10),
+        extension("numpy.datetime64", **of), fill_value=0)  # fmt: skip
+    put(tmp_path / "far", np.array([[-(2**62) + 1, 2**62 - 1]]).view("M8[ms]"), (1, 2), (1, 2),
+        extension("numpy.datetime64", unit="ms", scale_factor=1), fill_value=0)  # fmt: skip
+    put(tmp_path / "least", np.full(10, 5e-324), (10,), (10,), fill_value=0.0)
+    put(tmp_path / "most", np.full(10, 1.7976931348623157e308), (10,), (10,), fill_value=0.0)
+    with served(tmp_path) as site:
+        for low in ("", "?low=0&high=100"):
+            assert picture(site, f"near{low}")[1]["bar"]["ticks"] == [[0.5, "1970-01-01"]]
+        assert values_at(site, "exact?row=0&column=1")["values"] == [["", "2020-02-29 23:59:59.999999901"]]
+        assert values_at(site, "near?row=0&column=0")["values"] == [["", "1970-01-01"]]
+        assert len(picture(site, "far")[1]["bar"]["ticks"]) <= 11
+        for name in ("least", "most"):
+            for scale in ("log", "linear"):
+                assert "<svg" in plot(site, f"{name}?scale={scale}")[0]
+
+
 def test_packed_and_missing_values_are_numbers_with_a_unit(tmp_path: Path) -> None:
     stored = np.array([[100, 200], [-32767, 300]], "int16")
     packing = {"scale_factor": 0.5, "add_offset": 10.0, "_FillValue": -32767, "units": "degC"}

@@ -131,7 +131,8 @@ def described(axis: Axis, array: Decoded, elements: npt.NDArray[Any]) -> Axis:
     """Return *axis* with the *elements* of the *array* that has its coordinates."""
     variable, kind = array.variable, array.dtype.kind
     if kind == "M":
-        return replace(axis, values=elements.astype("datetime64[ms]"))
+        native = units.in_milliseconds(elements)
+        return replace(axis, values=variable.numbers(elements, PARTS[0]) if native is None else native)
     if kind not in "iufb":
         return replace(axis, values=elements)
     numbers = variable.numbers(elements, PARTS[0])

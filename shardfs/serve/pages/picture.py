@@ -13,7 +13,7 @@ from shardfs.errors import counted
 from shardfs.serve.pages import colors
 from shardfs.serve.pages.colors import BALANCE, LABELS, Pixels
 from shardfs.serve.pages.query import Style
-from shardfs.serve.pages.units import log_numbers, nice_numbers, nice_times, number
+from shardfs.serve.pages.units import log_numbers, nice_numbers, nice_times, number, time_labels
 from shardfs.serve.pages.variable import Elements, Numbers, Variable
 
 _NCOLORS: Final = 252
@@ -57,6 +57,8 @@ class ColorRange(NamedTuple):
         ends = variable.times(np.array([self.low, self.high]))
         if ends is not None and not self.is_log:
             first, last = (float(end) for end in ends.astype(np.int64))
+            if first == last:  # they are less than a millisecond apart
+                return [(0.5, time_labels(ends)[0])]
             return [
                 (round((at - first) / (last - first), 4), label) for at, label in nice_times(ends[0], ends[1], most)
             ]

@@ -1,6 +1,7 @@
 """Plots of values along one axis, as SVG: drawn here, coloured by the style of the page. Pure; all text is escaped."""
 
 import math
+import sys
 from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple
@@ -43,7 +44,8 @@ def svg_of(line: Line, title: str, full: int) -> str:
     low, high = (float(np.min(finite)), float(np.max(finite))) if finite.size else (0.0, 1.0)
     if not high > low:
         pad = abs(low) * 0.05 or 0.5
-        low, high = (low / 2, low * 2) if line.is_log else (low - pad, low + pad)
+        low, high = (low / 2 or low, low * 2) if line.is_log else (low - pad, low + pad)
+        low, high = max(low, -sys.float_info.max), min(high, sys.float_info.max)
     shown = ColorRange(low, high, line.is_log)
     width, height = full - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     parts = [

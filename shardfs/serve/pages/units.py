@@ -45,6 +45,11 @@ _ISO: Final = frozenset({"proleptic_gregorian"})
 _OF_HISTORY: Final = frozenset({"standard", "gregorian", ""})
 _REFORM: Final = np.datetime64("1582-10-15", "ms")
 _MAX_MS: Final = 2.0**59
+_MS_OF: Final = {
+    "Y": 366 * 864e5, "M": 31 * 864e5, "W": 7 * 864e5, "D": 864e5, "h": 36e5, "m": 6e4, "s": 1e3, "ms": 1.0,
+    "us": 1e-3, "ns": 1e-6, "ps": 1e-9, "fs": 1e-12, "as": 1e-15,
+}  # fmt: skip
+"""How many milliseconds a unit of NumPy has at most."""
 
 Times = npt.NDArray[np.datetime64]
 
@@ -129,6 +134,26 @@ def _days(year: int, month: int, day: int, *, is_of_history: bool) -> int:
     return days - years // 100 + years // 400 - 32045 - 2440588
 
 
+def in_milliseconds(times: Times) -> Times | None:
+    """Return times of any unit in milliseconds; None if they have no unit, or some are too far from 1970."""
+    unit, count = np.datetime_data(times.dtype)
+    if unit == "generic":
+        return None
+    ticks = np.abs(times[~np.isnat(times)].astype(np.int64).astype(np.float64)) * count
+    is_near = (ticks * _MS_OF[unit] < _MAX_MS) & (ticks < 8 * _MAX_MS)  # near the ends of int64, NumPy counts wrong
+    return times.astype("datetime64[ms]") if is_near.all() else None
+
+
+def exact_time(time: Times) -> str | None:
+    """Return a single time as people write it, with all of its digits; None if it has no unit."""
+    unit, count = np.datetime_data(time.dtype)
+    if unit == "generic" or np.isnat(time[0]):
+        return None if unit == "generic" else "no time"
+    milliseconds = in_milliseconds(time)
+    is_whole = not int(time[0].astype(np.int64)) * count % max(round(1 / _MS_OF[unit]), 1)
+    return time_labels(milliseconds)[0] if milliseconds is not None and is_whole else str(time[0]).replace("T", " ")
+
+
 def time_labels(times: Times) -> list[str]:
     """Return times as people write them: without what is the same for all, such as midnight."""
     known = times[~np.isnat(times)].astype("datetime64[ms]")
@@ -149,6 +174,8 @@ def nice_step(span: float, most: int, steps: Sequence[float] = (1, 2, 5, 10)) ->
     if not (least > 0 and math.isfinite(least)):
         return 1.0
     power = 10.0 ** math.floor(math.log10(least))
+    if not power:  # it is less than all powers of ten
+        return least
     return next((step * power for step in steps if step * power >= least * (1 - 1e-9)), 10 * power)
 
 
@@ -173,14 +200,17 @@ def nice_numbers(low: float, high: float, most: int, *, are_degrees: bool = Fals
 _TIME_STEPS: Final = (
     *(("m", each) for each in (1, 2, 5, 10, 15, 30)), *(("h", each) for each in (1, 2, 3, 6, 12)),
     *(("D", each) for each in (1, 2, 5, 10)), *(("M", each) for each in (1, 2, 3, 6)),
-    *(("Y", each * power) for power in (1, 10, 100, 1000, 10_000) for each in (1, 2, 5)),
+    *(("Y", each * 10**power) for power in range(9) for each in (1, 2, 5)),
 )  # fmt: skip
 _DAYS_OF: Final = {"m": 1 / 1440, "h": 1 / 24, "D": 1.0, "M": 30.0, "Y": 365.0}
 
 
 def nice_times(first: np.datetime64, last: np.datetime64, most: int) -> list[tuple[float, str]]:
-    """Return round times from *first* to *last*, about as many as *most*: milliseconds since 1970, and labels."""
-    days = float((last - first) / np.timedelta64(1, "D"))
+    """Return round times from *first* to *last*, about as many as *most*: milliseconds since 1970, and labels.
+
+    Both ends are in milliseconds.
+    """
+    days = (int(last.astype(np.int64)) - int(first.astype(np.int64))) / 86_400_000  # the difference may be no timedelta
     unit, count = next((each for each in _TIME_STEPS if days / (each[1] * _DAYS_OF[each[0]]) <= most), _TIME_STEPS[-1])
     begin, end = (int(time.astype(f"datetime64[{unit}]").astype(np.int64)) for time in (first, last))
     aligned = -(-begin // count) * count
@@ -199,6 +229,8 @@ def nice_times(first: np.datetime64, last: np.datetime64, most: int) -> list[tup
 
 def log_numbers(low: float, high: float, most: int) -> list[float]:
     """Return powers of ten from *low* to *high*, both positive, or round numbers if there are none."""
+    if not 0 < low <= high < math.inf:
+        return []
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     powers = [10.0**each for each in range(first, last + 1, max(1, -(-(last - first + 1) // max(most, 1))))]
     return powers if len(powers) > 1 else nice_numbers(low, high, most)

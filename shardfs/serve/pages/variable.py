@@ -17,6 +17,8 @@ import numpy.typing as npt
 from shardfs.format.document import Json
 from shardfs.serve.pages.units import (
     decoded_times,
+    exact_time,
+    in_milliseconds,
     is_east,
     is_north,
     number,
@@ -109,12 +111,8 @@ class Variable(NamedTuple):
 
     def times(self, values: Numbers) -> npt.NDArray[np.datetime64] | None:
         """Return the times that some of the `numbers` stand for; None if they are no times."""
-        if (
-            self.dtype.kind == "M"
-            and np.datetime_data(self.dtype)[0] != "generic"
-            and (np.abs(values) < _MAX_TICKS).all()
-        ):
-            return values.astype(np.int64).view(self.dtype).astype("datetime64[ms]")
+        if self.dtype.kind == "M" and (np.abs(values) < _MAX_TICKS).all():
+            return in_milliseconds(values.astype(np.int64).view(self.dtype))
         return decoded_times(values, *self.since) if self.since is not None else None
 
     def text(self, value: float) -> str:
@@ -140,7 +138,10 @@ class Variable(NamedTuple):
             return f"missing ({int(element)})"
         if kind in "iu" and self.is_plain and self.since is None:
             return with_unit(f"{int(element):,}", self.unit)
-        value = float(self.numbers(np.array([element], self.dtype), part)[0])
+        stored = np.array([element], self.dtype)
+        if kind == "M" and (time := exact_time(stored)) is not None:
+            return time
+        value = float(self.numbers(stored, part)[0])
         if kind in "mM" and math.isnan(value):
             return "no time"
         if kind == "f" and math.isnan(value) and not np.isnan(element):
