@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from typing import Final
 
 import click
 
@@ -24,12 +25,16 @@ from shardfs.dataset.maintenance.recover import (
     show_source,
 )
 from shardfs.dataset.state.sessions import SessionRow, sessions_of
+from shardfs.errors import counted
 from shardfs.stores.url import StoreOptions
 
 try:
     import pwd
 except ImportError:  # on Windows, where nothing is recovered
     pwd = None  # type: ignore[assignment]
+
+
+_MAX_NAMED: Final = 10  # chunks of one array of which the same is to be said
 
 
 @command(
@@ -43,8 +48,11 @@ except ImportError:  # on Windows, where nothing is recovered
 @store_options
 @single_writer_option
 @click.option("--apply", is_flag=True, help="Commit journals, apply conflicts, and repair torn shards.")
+@click.option("--verbose", is_flag=True, help="Name each chunk, however many there are of an array.")
 @json_option
-def recover(source: str | None, store_options: StoreOptions, single_writer: bool, apply: bool, as_json: bool) -> None:
+def recover(
+    source: str | None, store_options: StoreOptions, single_writer: bool, apply: bool, verbose: bool, as_json: bool
+) -> None:
     """Show what a killed mount or another killed program left in SOURCE; repair it with --apply.
 
     A journal holds chunks that were written through a mount and not committed. Changes that no longer fit what is
@@ -72,13 +80,28 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     else:
         list_slots(found)
     is_left = any(finding.left for finding in found)
-    lines = [finding.message for finding in found] or ["nothing to recover"]
+    lines = _lines(found, verbose=verbose) or ["nothing to recover"]
     rows = [asdict(row) for row in sessions]
     show(
         {"left": is_left, "findings": [asdict(finding) for finding in found], "sessions": rows}, lines, as_json=as_json
     )
     if is_left:
         sys.exit(1)
+
+
+def _lines(found: Sequence[Leftover], *, verbose: bool) -> list[str]:
+    """Return one line for each, or unless *verbose* one for many chunks of an array of which the same is to be said."""
+    alike: dict[str, list[Leftover]] = {}
+    for finding in found:
+        alike.setdefault(finding.of_many or finding.message, []).append(finding)
+    lines: list[str] = []
+    for of_many, group in alike.items():
+        if verbose or len(group) <= _MAX_NAMED or group[0].of_many is None:
+            lines += [finding.message for finding in group]
+        else:
+            what = of_many.replace("{}", counted(len(group), "chunk"), 1)
+            lines.append(f"{what} (--verbose names each)")
+    return lines
 
 
 async def _owners(source: Source) -> Sequence[int]:

@@ -183,6 +183,17 @@ def test_the_journal_of_a_killed_mount_is_shown_and_applied(background: Backgrou
     assert (done.returncode, done.stdout) == (0, "nothing to recover\n")
 
 
+def test_many_chunks_of_one_array_are_one_line_unless_each_is_asked_for(
+    background: Background, source: Path, place: Path
+) -> None:
+    new = {f"c/{row}/{column}": b"n" * 24 for row in range(4) for column in range(4)}
+    killed_mount(background, source, place, new)
+    assert run("recover", source).stdout == "journal: the new bytes of 16 chunks of the array (--verbose names each)\n"
+    lines = run("recover", "--verbose", source).stdout.splitlines()
+    assert len(lines) == 16
+    assert lines[0] == "journal: the new bytes of chunk 0/0 of the array"
+
+
 def stored_chunk(source: Path, *coords: int) -> bytes | None:
     return shardfs.open(source)[""].read_chunk(coords)
 

@@ -253,13 +253,14 @@ def describe(change: ChunkChange | Shrink, verdict: Verdict) -> str:
     return f"{describe_change(change)}: {verdict.reason}"
 
 
-def describe_change(change: ChunkChange | Shrink) -> str:
-    """Return which chunk or array a change is about."""
+def describe_change(change: ChunkChange | Shrink, chunk: str | None = None) -> str:
+    """Return which chunk or array a change is about; *chunk* says so in place of its coordinates."""
     where = change.path or "the array"
     if isinstance(change, Shrink):
         return f"the removal of chunks outside the shape of {where}"
     what = "the new bytes" if isinstance(change, Put) else "the removal"
-    return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
+    chunk = chunk or f"chunk {'/'.join(map(str, change.coords))}"
+    return f"{what} of {chunk} of {where}"
 
 
 async def _still_fits(source: Source, change: ChunkChange) -> bool | None:

@@ -27,7 +27,6 @@ from shardfs.dataset.journal.recovery import (
     Recovery,
     Stored,
     classify,
-    describe,
     describe_change,
     describe_damage,
     finish_shrink,
@@ -73,7 +72,7 @@ class Leftover:
     """Something that was left behind.
 
     *left*: it still needs attention. *key* is that of the shard or file, *path* its location on this machine, *command*
-    the command that handles it.
+    the command that handles it. *of_many* is the message for many chunks of an array, with their number as `{}`.
     """
 
     kind: str
@@ -82,6 +81,13 @@ class Leftover:
     key: str | None = None
     path: str | None = None
     command: str | None = None
+    of_many: str | None = None
+
+    @classmethod
+    def of_change(cls, kind: str, message: str, change: ChunkChange | Shrink, *, left: bool) -> "Leftover":
+        """Return what is left of a *change*, which is `{}` in the *message*."""
+        of_many = None if isinstance(change, Shrink) else message.replace("{}", describe_change(change, "{}"), 1)
+        return cls(kind, message.replace("{}", describe_change(change), 1), left, of_many=of_many)
 
 
 Findings = list[Leftover]
@@ -275,8 +281,9 @@ async def _show_journal(source: Source, state: StateDirectory, findings: Finding
     _report_commits(recovery, findings, "torn by a commit that can be undone", left=True)
     for change in [*(change for _, change in recovery.pending), *recovery.shrinks]:
         end = f"; {OUTDATED}" if change.subject in contents.outdated else ""
-        findings.append(Leftover("pending", f"journal: {describe_change(change)}{end}", left=True))
-    findings += [Leftover("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
+        findings.append(Leftover.of_change("pending", f"journal: {{}}{end}", change, left=True))
+    for conflict, verdict in recovery.conflicts:
+        findings.append(Leftover.of_change("conflict", f"conflict: {{}}: {verdict.reason}", conflict, left=True))
 
 
 async def _show_aside(source: Source, state: StateDirectory, findings: Findings) -> None:
@@ -286,8 +293,8 @@ async def _show_aside(source: Source, state: StateDirectory, findings: Findings)
         way_out = f"{state.conflicts} keeps it, and {NOT_YET}"
         if verdict.can_be_applied:
             way_out = "`shardfs recover --apply` applies it"
-        line = f"put aside: {describe(change, verdict)}; {way_out}"
-        findings.append(Leftover("conflict", line, left=True))
+        line = f"put aside: {{}}: {verdict.reason}; {way_out}"
+        findings.append(Leftover.of_change("conflict", line, change, left=True))
 
 
 async def _apply_journals(source: Source, state: StateDirectory, findings: Findings) -> None:
@@ -305,12 +312,11 @@ async def _apply_journals(source: Source, state: StateDirectory, findings: Findi
             reason = await _apply_conflict(source, commits, change)
             if reason is None:
                 applied.append(change)
-                findings.append(
-                    Leftover("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
-                )
+                line = "applied: {}, as it was published"
+                findings.append(Leftover.of_change("conflict", line, change, left=False))
             else:
-                line = f"cannot be applied: {describe_change(change)}: {reason}"
-                findings.append(Leftover("conflict", line, left=True))
+                line = f"cannot be applied: {{}}: {reason}"
+                findings.append(Leftover.of_change("conflict", line, change, left=True))
         try:
             await commits.flush()
         except ShardfsError as error:

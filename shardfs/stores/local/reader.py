@@ -194,7 +194,9 @@ class LocalSnapshot:
     def _is_growth(self, before: tuple[int, int], state: tuple[int, int]) -> bool:
         """Whether a file that was in the state *before* has only been appended to since it was opened, by its *state*.
 
-        An append of another session gets its last time when all is written, and one that was torn is taken back.
+        An append of another session gets its last time when all is written, and one that was torn is taken back. Who is
+        not the owner of the file can only give it the present time, long after it has grown: that is not told from
+        other bytes of the same size in its place, so what was open meanwhile cannot be read on, and is opened again.
         """
         if state[0] == before[0]:
             return 0 < state[1] - before[1] <= _COMPLETED_NS
