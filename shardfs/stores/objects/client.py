@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _OK: Final = 200
 _PARTIAL: Final = 206
+_VERSIONS: Final = 4
+"""How many versions of an object are tried, one after another, if each is replaced before it is read."""
 _CHECKED_SECONDS: Final = 0.1
 """How often it is checked in a pause whether the caller's task is cancelled."""
 
@@ -141,20 +143,28 @@ class Client:
     ) -> Fetched:
         """Return what can be had by HEAD, perhaps after a *failure*.
 
-        The range may be empty, and not all servers count from the end.
+        The range may be empty, and not all servers count from the end. Who wants no certain version gets a newer one if
+        the object is replaced, or created, meanwhile.
         """
-        state = self._head(key, etag)
-        if etag is not None and state.stat.etag != etag:  # from a server that ignores conditions
-            self.count(conflicts=1)
-            raise ConflictError(f"{request.target} was replaced")
-        wanted = part.within(state.stat.size)
-        if not wanted.nbytes:
-            return state._replace(offset=wanted.offset)
-        if failure is None or (part.offset < 0 and failure.status != _OK):
-            return self.get_blocking(key, wanted, etag=state.stat.etag)
-        is_known = failure.status in (_OK, _PARTIAL)
-        reason = failure.reason if is_known else "the server does not give what the object has"
-        raise StoreError(f"{request.target}: {reason}")
+        is_known = failure is not None and failure.status in (_OK, _PARTIAL)
+        for _ in range(_VERSIONS):
+            state = self._head(key, etag)
+            if etag is not None and state.stat.etag != etag:  # from a server that ignores conditions
+                self.count(conflicts=1)
+                raise ConflictError(f"{request.target} was replaced")
+            wanted = part.within(state.stat.size)
+            if not wanted.nbytes:
+                return state._replace(offset=wanted.offset)
+            if failure is not None and (failure.status == _OK or (part.offset >= 0 and (is_known or etag is not None))):
+                reason = failure.reason if is_known else "the server does not give what the object has"
+                raise StoreError(f"{request.target}: {reason}")
+            try:
+                return self.get_blocking(key, wanted, etag=state.stat.etag)
+            except ConflictError:
+                if etag is not None:
+                    raise
+            self.count(retries=1)
+        raise StoreError(f"{request.target} was replaced each of the {_VERSIONS} times that it was read")
 
     async def head(self, key: str) -> Fetched:
         """Return state and properties of an object, and no bytes.

@@ -19,6 +19,7 @@ import shardfs
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import (
     AccessDeniedError,
+    ConflictError,
     NotFoundError,
     ShardfsError,
     SourceError,
@@ -31,7 +32,7 @@ from shardfs.stores.clouds.web import WebClient, WebService
 from shardfs.stores.objects.client import Backoff
 from shardfs.stores.objects.location import CloudLocation
 from shardfs.stores.objects.pace import TIMEOUTS, Timeouts
-from shardfs.stores.objects.requests import Counts, Range
+from shardfs.stores.objects.requests import Counts, Fetched, Range
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
@@ -255,6 +256,55 @@ async def test_weak_etags_and_servers_that_do_not_count_from_the_end_are_read(we
     web.faults |= {"weak", "no suffix"}
     async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
         assert bytes(await paths.read("c/0/0")) == expected
+
+
+class Replacing(WebService):
+    """A server on which somebody else writes a new version of a file after each of the next *times* requests."""
+
+    times = 0
+    path = Path()
+
+    def head(self, key: str, etag: str | None = None) -> Fetched:
+        try:
+            return super().head(key, etag)
+        finally:
+            self._replace()
+
+    def get(self, key: str, part: Range, etag: str | None, *, with_properties: bool = False) -> Fetched:
+        try:
+            return super().get(key, part, etag, with_properties=with_properties)
+        finally:
+            self._replace()
+
+    def _replace(self) -> None:
+        if self.times:
+            self.times -= 1
+            self.path.write_bytes(b"version %02d" % self.times)
+
+
+@pytest.mark.parametrize("conditions", [True, False], ids=["conditions", "no conditions"])
+@pytest.mark.parametrize("part", [Range(-7, 7), Range(3, 7)], ids=["from the end", "created"])
+@in_trio
+async def test_a_file_that_is_replaced_between_two_requests_is_read_as_it_is_then(
+    web: Web, conditions: bool, part: Range
+) -> None:
+    web.conditions = conditions
+    web.faults.add("no suffix")
+    service = Replacing(CloudLocation.parse(web.url))
+    service.path = web.root / "key"
+    service.path.write_bytes(b"version xx" if part.offset < 0 else b"")
+    client = WebClient(service, Counts(), backoff=Backoff(pause=lambda seconds: None))
+    service.times = 2
+    assert bytes((await client.get("key", part)).data) == b"sion 00"
+    service.path.write_bytes(b"version xx")
+    service.times = 100
+    with pytest.raises(StoreError, match="replaced each of the 4 times") as raised:
+        await client.get("key", Range(-7, 7))
+    assert not isinstance(raised.value, ConflictError), "no version was asked for"
+    assert [method for method, _, _ in web.asked()][-9:] == ["GET", *["HEAD", "GET"] * 4]
+    service.times = 1
+    with pytest.raises(ConflictError):
+        await client.get("key", Range(-7, 7), etag=(await client.head("key")).stat.etag)
 
 
 @in_trio
