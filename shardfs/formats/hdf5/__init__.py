@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import SourceError
+from shardfs.errors import CorruptionError, MetadataError, SourceError
 from shardfs.formats import Candidate, FileSource, Format, TreeStore
 from shardfs.formats.hdf5.nodes import Hdf5Contents
 from shardfs.stores.base import Reader, Snapshot
@@ -20,6 +20,16 @@ from shardfs.stores.url import how_to_install
 _SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
 _AT: Final = (0, 512, 1024, 2048)
 """Where the signature may be, as far as the first bytes of a file reach: what is before it is of a user."""
+
+_CONVERT: Final = "it is netCDF-3, which is no HDF5: convert it by `nccopy -k nc4 OLD NEW`"
+_OTHERS: Final = {
+    **dict.fromkeys((b"CDF\1", b"CDF\2", b"CDF\5"), _CONVERT),
+    b"\x0e\x03\x13\x01": "it is HDF4, which is no HDF5: convert it by `h4toh5 OLD NEW`",
+    b"version https://git-lfs": "it stands for a file of Git LFS: fetch that by `git lfs pull`",
+}
+"""What files with names of HDF5 begin with that are none."""
+
+_OTHERS_NBYTES: Final = 64
 
 
 class Hdf5(Format):
@@ -44,7 +54,14 @@ class Hdf5(Format):
 
 async def _load(session: trio.Nursery, snapshot: Snapshot) -> Hdf5Contents:
     contents = Hdf5Contents(snapshot, session)
-    await contents.begin()
+    try:
+        await contents.begin()
+    except CorruptionError:
+        first = bytes(await snapshot.read(0, min(snapshot.size, _OTHERS_NBYTES)))
+        for other, what in _OTHERS.items():
+            if first.startswith(other):
+                raise MetadataError(what) from None
+        raise
     return contents
 
 

@@ -17,7 +17,7 @@ import xarray
 import zarr
 
 import shardfs
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, SourceError
 from tests.formats.hdf5.files import elements, filters
 from tests.formats.hdf5.test_values import check
 
@@ -429,8 +429,23 @@ def test_ten_thousand_datasets_are_listed_and_each_is_read_when_it_is_asked_for(
         assert zarr.open_group(dataset.store(), mode="r")["07777"][()] == 7777
 
 
+@pytest.mark.parametrize(
+    ("data", "way_out"),
+    [
+        (b"CDF\1" + bytes(100), "nccopy -k nc4"),
+        (b"CDF\5", "nccopy -k nc4"),
+        (b"\x0e\x03\x13\x01" + bytes(100), "h4toh5"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ],
+)
+def test_a_file_of_another_kind_says_what_to_do(tmp_path: Path, data: bytes, way_out: str) -> None:
+    (tmp_path / "a.nc").write_bytes(data)
+    with pytest.raises(SourceError, match=way_out):
+        shardfs.open(tmp_path / "a.nc")
+
+
 def test_a_file_that_h5py_cannot_open_says_why(tmp_path: Path) -> None:
-    for name, data in {"a.h5": b"", "b.h5": b"\x89HDF\r\n\x1a\n" + bytes(100), "c.nc": b"CDF\x01" + bytes(100)}.items():
+    for name, data in {"a.h5": b"", "b.h5": b"\x89HDF\r\n\x1a\n" + bytes(100), "c.nc": b"CDF" + bytes(100)}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ShardfsError, match="libhdf5 cannot read it"), shardfs.open(tmp_path / name):
             pass
