@@ -26,6 +26,8 @@ _OK: Final = 200
 _PARTIAL: Final = 206
 _VERSIONS: Final = 4
 """How many versions of an object are tried, one after another, if each is replaced before it is read."""
+_FIRST_BYTE: Final = Range(0, 1)
+_NOTHING: Final = memoryview(b"")
 _CHECKED_SECONDS: Final = 0.1
 """How often it is checked in a pause whether the caller's task is cancelled."""
 
@@ -188,13 +190,28 @@ class Client:
     def _head(self, key: str, etag: str | None = None) -> Fetched:
         request = self.service.request("HeadObject", key, is_conditional=etag is not None)
         try:
-            return self.send(request, partial(self.service.head, key, etag))
+            return self.send(request, partial(self._head_once, key, etag))
         except NotFoundError:
             check = self.service.container_check()
             if check is not None:
                 with suppress(AccessDeniedError):  # the bucket exists
                     self.send(self.service.request("HeadBucket"), check)
             raise
+
+    def _head_once(self, key: str, etag: str | None) -> Fetched:
+        """Do what HEAD does; where a refusal has no code, GET of one byte says why, or answers in its place."""
+        try:
+            return self.service.head(key, etag)
+        except FailedRequest as error:
+            if not self.service.is_mute(error.failure):
+                raise
+            mute = error.failure
+        self._count_request("GetObject")
+        try:
+            found = self.service.get(key, _FIRST_BYTE, etag, with_properties=True)
+        except FailedRequest as error:
+            raise FailedRequest(mute if error.failure.is_vague else error.failure) from None
+        return found._replace(data=_NOTHING)
 
     async def _read(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self.limiter)
@@ -208,8 +225,7 @@ class Client:
         number, nordinary, nsilent, waited = 1, 0, 0, 0.0
         while True:
             began = time.monotonic()
-            with self._lock:
-                self.counts.requests[request.operation] += 1
+            self._count_request(request.operation)
             is_old = self.service.trouble.is_old()
             failure: Failure | None = None
             try:
@@ -246,9 +262,12 @@ class Client:
         """Count what was sent again below the last attempt."""
         resent = self.service.take_resent()
         if resent:
-            with self._lock:
-                self.counts.requests[request.operation] += resent
+            self._count_request(request.operation, resent)
             log.info("%s of %s: sent again, as its connection was closed", request.operation, request.target)
+
+    def _count_request(self, operation: str, times: int = 1) -> None:
+        with self._lock:
+            self.counts.requests[operation] += times
 
     def error_of(self, request: Request, failure: Failure, attempts: int) -> ShardfsError:
         """Return what is raised for a request that finally failed."""

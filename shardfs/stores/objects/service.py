@@ -124,6 +124,10 @@ class Service(ABC):
         """Return what fails if there is no container, if HEAD of an object does not tell that; else None."""
         return None
 
+    def is_mute(self, failure: Failure) -> bool:
+        """Whether a *failure* of HEAD leaves open what GET would say, as a body has to say it."""
+        return False
+
     def take_resent(self) -> int:
         """Return how often requests of this thread were sent again, since the last call, without anybody asking."""
         return self._http.take_resent()

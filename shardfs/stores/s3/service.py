@@ -16,6 +16,7 @@ from shardfs.stores.s3.failures import explained
 from shardfs.stores.s3.session import RENEWED, S3Session
 
 HINT: Final = "; check its name, and --endpoint-url if it is not on AWS"
+_REFUSED: Final = (400, 403)
 _METADATA: Final = "x-amz-meta-"
 _HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "CacheControl",
@@ -50,6 +51,11 @@ class S3Service(BucketService):
         service = copy(self)
         service.location = S3Location(self.location.bucket, "")
         return service
+
+    def is_mute(self, failure: Failure) -> bool:
+        """Whether a *failure* of HEAD may stand for credentials that have expired."""
+        is_signed = self._session.libraries.credentials is not None
+        return is_signed and failure.status in _REFUSED and not failure.code and failure.kind is None
 
     def _container_url(self) -> str:
         return self._session.bucket_url

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.errors import AccessDeniedError, SourceError, StoreError
+from shardfs.errors import AccessDeniedError, NotFoundError, SourceError, StoreError
 from shardfs.stores.objects.location import S3Location
 from shardfs.stores.objects.options import S3Options
-from shardfs.stores.objects.requests import Counts
+from shardfs.stores.objects.requests import Counts, Properties
 from shardfs.stores.s3.client import S3Client
 from tests.stores.s3.clients import PLAIN, WHOLE, Memory, client_of, run
 from tests.support.s3_faults import Reply
@@ -127,6 +127,50 @@ def test_credentials_that_expired_are_taken_from_the_file_again(
     both(tried.client)
     assert [key for key, _, _ in signatures(s3_proxy)] == ["OLD", "NEW", "NEW", "NEW"]
     assert tried.counts.retries == 1
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_credentials_that_expired_are_taken_from_the_file_again_where_a_reply_to_head_cannot_say_so(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path, status: int
+) -> None:
+    configuration.write_text(profile("default", "OLD"))
+    tried = client_of(s3_bucket.through(s3_proxy.url))
+    both(tried.client)
+    configuration.write_text(profile("default", "NEW"))
+    for operation in ("HeadObject", "GetObject"):
+        s3_proxy.fail(operation, Reply(status, "ExpiredToken"))
+    tried.begin()
+    s3_proxy.log.clear()
+    assert run(partial(tried.client.head, "key")).stat.size == 4
+    assert [key for key, _, _ in signatures(s3_proxy)] == ["OLD", "OLD", "NEW"]
+    assert tried.counts.requests == {"HeadObject": 2, "GetObject": 1}
+    for operation in ("HeadObject", "GetObject"):
+        s3_proxy.fail(operation, Reply(status, "ExpiredToken"))
+    with pytest.raises(AccessDeniedError, match="credentials have expired"):  # it has just been renewed
+        run(partial(tried.client.head, "key"))
+
+
+def test_a_refusal_of_head_without_a_reason_is_what_get_says(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
+    tried = client_of(s3_bucket.through(s3_proxy.url))
+    run(partial(tried.client.put, "key", Memory(b"data"), Properties({"ContentType": "image/x"}, {"mine": "1"})))
+    run(partial(tried.client.put, "empty", Memory(b""), PLAIN))
+    expected = run(partial(tried.client.head, "key"))
+    s3_proxy.fail("HeadObject", Reply(403, ""), times=None)
+    assert run(partial(tried.client.head, "key")) == expected, "of a server that has renewed nothing but the right"
+    with pytest.raises(NotFoundError):
+        run(partial(tried.client.head, "nothing"))
+    with pytest.raises(AccessDeniedError):
+        run(partial(tried.client.head, "empty"))
+    s3_proxy.fail("GetObject", Reply(403, "AccessDenied"), times=None)
+    with pytest.raises(AccessDeniedError, match=r"AccessDenied 403.*: no permission$"):
+        run(partial(tried.client.head, "key"))
+    s3_proxy.heal()
+    s3_proxy.fail("HeadObject", Reply(403, ""))
+    s3_proxy.log.clear()
+    anonymous = client_of(s3_bucket.through(s3_proxy.url), anonymous=True)
+    with pytest.raises(AccessDeniedError):
+        run(partial(anonymous.client.head, "key"))
+    assert len(s3_proxy.log) == 1, "without credentials none can have expired"
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
