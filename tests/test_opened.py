@@ -1,5 +1,6 @@
 """`shardfs.open(..., write=True)`: a writing mount without FUSE, and what a dataset tells of its nodes."""
 
+import gc
 import json
 import os
 import signal
@@ -306,6 +307,20 @@ def test_names_that_are_made_and_removed_are_not_remembered(source: Path) -> Non
         for _ in range(20):
             dataset.loop.call(make_and_remove)
         assert dataset.loop.call(rows) == before
+
+
+def test_a_dataset_that_is_closed_has_no_file_open(source: Path) -> None:
+    def files() -> list[str]:
+        return [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+
+    dataset = shardfs.open(source)
+    filesystem, image = dataset.filesystem(), dataset["image"]
+    image.read_chunk((0, 0))
+    assert any(name.startswith(str(source)) for name in files())
+    dataset.close()
+    gc.collect()
+    assert not any(name.startswith(str(source)) for name in files())
+    assert filesystem.dataset is dataset
 
 
 def test_a_directory_is_removed_with_all_that_is_below_it(source: Path) -> None:

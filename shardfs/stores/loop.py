@@ -74,7 +74,8 @@ class LoopThread(Generic[T]):
 
     def at_once(self, work: Callable[Concatenate[T, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         """Call *work*, which is safe in any thread, in this one, beside all that runs; None if all is closed."""
-        return None if self.is_closed else work(self._loop.opened, *args, **kwargs)
+        opened = self._loop.opened
+        return None if opened is None or self.is_closed else work(opened, *args, **kwargs)
 
     async def ask(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do what `call` does for a task of asyncio; to cancel that ends the call.
@@ -208,6 +209,8 @@ class _Loop(Generic[T]):
         self.begun: Future[None] = Future()
         self.ended: Future[None] = Future()
         self._opening = opening
+        self.opened: T | None = None
+        """What was opened, until it is closed: whoever has this object then keeps nothing of it."""
         self._closed = closed
         self.is_closed = False
         self._waiting: deque[_Call[T, Any]] = deque()  # calls that no task has begun
@@ -228,7 +231,8 @@ class _Loop(Generic[T]):
             _RUNNING.pop(self, None)
 
     async def _serve(self) -> None:
-        async with self._opening as self.opened:
+        async with self._opening as opened:
+            self.opened = opened
             try:
                 async with open_nursery() as self._calls:
                     self._requests = _Mailbox(trio.lowlevel.current_trio_token().run_sync_soon)
@@ -238,6 +242,7 @@ class _Loop(Generic[T]):
                         self._wake_callers()
             finally:
                 self.is_closed = True
+                self.opened = None
                 while self._waiting:
                     self._waiting.popleft().answer(None, self._closed)
                 self._wake_callers()
@@ -310,7 +315,7 @@ class _Loop(Generic[T]):
             if call.is_cancelled:
                 call.answer(None, self._closed)
             else:
-                call.answer(await call.work(self.opened), None)
+                call.answer(await call.work(cast(T, self.opened)), None)
         except trio.Cancelled:
             call.answer(None, self._closed)
             raise
