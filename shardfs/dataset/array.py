@@ -36,6 +36,7 @@ from shardfs.stores.base import Buffer, FetchingSnapshot, Kind, Stat, Takes, in_
 from shardfs.stores.cache import Cache
 from shardfs.stores.direct import KnownFile
 from shardfs.stores.parallel import for_each
+from shardfs.stores.ttl import InParts
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
 _BATCH: Final = 256  # chunk files to stat in one call
@@ -523,6 +524,7 @@ class Array:
                         yield run
 
     async def _list_files(self, prefix: Coords, start: int, stop: int) -> AsyncGenerator[ListedRun, None]:
+        parts = InParts(self._shards.clock())
         numbers = [file.start async for file in self.covered(prefix) if start <= file.start < stop]
         for first in range(0, len(numbers), _BATCH):
             batch = numbers[first : first + _BATCH]
@@ -531,7 +533,7 @@ class Array:
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
             names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
             stats: Sequence[Stat | None] = [None] * len(names)
-            with suppress(NotFoundError, NotADirectoryHereError):
+            with suppress(NotFoundError, NotADirectoryHereError), parts.part(self._shards.clock):
                 stats = await self._shards.store.stat_in(directory, names)
             for number, stat, changes in zip(batch, stats, pending, strict=True):
                 is_old = self._shards.generations.has_committed(self.layout, (*prefix, number), ncommits)

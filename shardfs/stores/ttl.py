@@ -5,12 +5,14 @@ A request of the kernel looks at the same names several times: what it saw itsel
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
 _BEGAN: Final = ContextVar("_BEGAN", default=math.inf)
+
+_PARTS_SECONDS: Final = 10.0
 
 
 def begin_request() -> None:
@@ -35,6 +37,28 @@ def part_of_request(now: float) -> Iterator[None]:
         yield
     finally:
         _BEGAN.reset(token)
+
+
+class InParts:
+    """What is done in parts by several requests of the kernel, as a directory is listed: all see the same answers.
+
+    Without a TTL, each part would else list the whole directory again. Answers are asked for again after
+    `_PARTS_SECONDS`: a program may take any time between two parts.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._began = derived_at(now)
+        self._answered: float | None = None
+
+    @contextmanager
+    def part(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Let the block be the next part."""
+        if self._answered is not None and clock() - self._answered >= _PARTS_SECONDS:
+            self._began, self._answered = clock(), None
+        with part_of_request(self._began):
+            yield
+        if self._answered is None:
+            self._answered = clock()
 
 
 def within_ttl(cached: float, now: float, ttl: float) -> bool:

@@ -28,6 +28,7 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
+from shardfs.stores.ttl import InParts
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry, ShardedFiles, WritableTree
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
@@ -335,6 +336,7 @@ class Filesystem:
         if 0 < cookie < OTHERS:
             return
         entries: Sequence[ListedName] = ()
+        parts = InParts(self.hierarchy.clock())
         with suppress(NotFoundError, NotADirectoryHereError):
             entries = await self.hierarchy.list(directory)
         shown = [entry for entry in entries if not is_reserved(entry.name) and not hides(entry.name)]
@@ -343,7 +345,8 @@ class Filesystem:
         for start in range(max(0, cookie - base), len(names), _BATCH):
             part = names[start : start + _BATCH]
             stored = [name for name in part if name not in generated]
-            states = dict(zip(stored, await self._stat_in(directory, stored), strict=True)) if stored else {}
+            with parts.part(self.hierarchy.clock):
+                states = dict(zip(stored, await self._stat_in(directory, stored), strict=True)) if stored else {}
             for behind, name in enumerate(part, base + start + 1):
                 status = states.get(name)
                 attributes = generated.get(name)

@@ -202,6 +202,18 @@ def test_without_a_metadata_ttl_one_request_of_the_kernel_asks_for_a_name_once(r
         assert file.read() == chunks["c/9"]
 
 
+@pytest.mark.parametrize("name", ["plain", "image/c"])
+def test_a_directory_of_many_files_is_listed_once_without_a_metadata_ttl(remote: Remote, name: str) -> None:
+    """One of any files, and one of the chunks of an array without shards."""
+    remote.store("image", array((600,), (1,)), absent=[(number,) for number in range(600)])
+    for number in range(600):
+        remote.put(f"{name}/{number}", b"x")
+    path = remote.mount(metadata_ttl=0) / name
+    remote.taken()
+    assert len(os.listdir(path)) == 600
+    assert Counter(remote.asked())[f"LIST {name}/"] <= 2, "to look the directory up, and to list it"
+
+
 def test_info_lists_and_asks_for_no_shard(remote: Remote) -> None:
     for name in ("a", "b"):
         fill(remote, name, bytes_of(16, nshards=20))
