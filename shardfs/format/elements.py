@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shardfs.errors import CorruptionError, MetadataError, NotShownError
 from shardfs.format.document import Extension, Json, brief
 from shardfs.format.dtype import DataType, fill_element
-from shardfs.format.members import Buffer
+from shardfs.format.members import Buffer, check_size
 
 Array = npt.NDArray[Any]
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
@@ -164,10 +164,12 @@ class CastValue(ElementCodec):
         """Return the numbers as those of another type; raises `CorruptionError` for one that it does not have."""
         from cast_value_rs import cast_array
 
+        elements = _elements(self, data, self.stored)
+        check_size(len(elements) * self.dtype.itemsize, limit)
         try:
             return _bytes(
                 cast_array(
-                    _elements(self, data, self.stored),
+                    elements,
                     target_dtype=self.dtype,
                     rounding_mode=self.rounding,
                     out_of_range_mode=self.out_of_range,

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, checksum_in, decode, encode, parse_chain
 from shardfs.format.document import Extension, parse_codecs
+from shardfs.format.dtype import DataType
+from shardfs.format.elements import CastValue
 from shardfs.format.numcodec import decode_numcodec
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, IGNORED, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.encoder import apply, encode_array
@@ -449,3 +451,16 @@ def test_elements_of_one_byte_are_scaled_in_little_more_memory_than_they_have() 
     tracemalloc.stop()
     assert bytes(found) == expected.tobytes()
     assert peak < 16 * 2**20
+
+
+def test_a_cast_to_more_than_the_limit_makes_nothing() -> None:
+    codec = Extension("cast_value", {"data_type": "uint8"})
+    cast, _ = CastValue.parse(codec, DataType.parse("float64"))
+    data = bytes(2**22)
+    cast.decode(data[:8], 64)
+    tracemalloc.start()
+    with pytest.raises(OversizedDataError):
+        cast.decode(data, 2**23)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
