@@ -25,8 +25,14 @@ from shardfs.stores.objects.failures import (
 )
 from shardfs.stores.objects.requests import ListPage, ObjectStat
 
-MAX_XML_NBYTES: Final = 64 * 2**20
-"""More than any reply has that is no object: the longest are listings, of 5000 keys of 1024 bytes."""
+MAX_XML_NBYTES: Final = 8 * 2**20
+"""More than any reply has that is no object: the longest are listings, of 1000 keys of 1024 bytes."""
+
+_MAX_MARKUP: Final = 128 * 1024
+"""How many characters of `_MARKUP` a reply may have: an entry of a listing has fewer than 100 of them."""
+
+_MARKUP: Final = (b"<", b"'", b'"', b"&", b"\n", b"\r")
+"""What begins an element, an attribute, or a piece of text, each of which takes many times its length in memory."""
 
 _MAX_SIZE: Final = 2**63 - 1
 _MAX_DATE: Final = 64
@@ -127,13 +133,22 @@ def require_xml(headers: Mapping[str, str]) -> int:
     return MAX_XML_NBYTES
 
 
+def require_little_markup(data: bytes) -> None:
+    """Check that XML takes not much more memory than its text, before it is parsed."""
+    if sum(map(data.count, _MARKUP)) > _MAX_MARKUP:
+        raise FailedRequest(TOO_LONG)
+
+
 def xml_of(body: memoryview, root: str) -> ElementTree.Element:
     """Return the element *root* that is all of a body, without namespaces."""
     data = bytes(body)
+    require_little_markup(data)
     try:
-        if _DOCTYPE in data:
+        # Other encodings hide what is looked for: UTF-16 has NULs, and the parser takes no others.
+        if _DOCTYPE in data or b"\0" in data:
             raise FailedRequest(NONSENSE)
-        element = ElementTree.fromstring(data)  # noqa: S314 - what would expand begins with a document type
+        parser = ElementTree.XMLParser(encoding="utf-8")  # noqa: S314 - what would expand begins with a document type
+        element = ElementTree.fromstring(data, parser)  # noqa: S314
     except ElementTree.ParseError:
         raise FailedRequest(NONSENSE) from None
     for one in element.iter():

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shardfs.stores.objects.failures import COMPRESSED, SLOW, TOO_LONG, FailedRequest, invalid
 from shardfs.stores.objects.pace import Timeouts
-from shardfs.stores.objects.replies import MAX_XML_NBYTES, quoted, states_more
+from shardfs.stores.objects.replies import MAX_XML_NBYTES, quoted, require_little_markup, states_more
 
 _PIECE_NBYTES: Final = 2**18
 _NUMBER: Final = re.compile(r"\d{1,19}")
@@ -27,7 +27,9 @@ def read_xml(length: str, read: Callable[[int], bytes], timeouts: Timeouts) -> b
             raise FailedRequest(TOO_LONG)
         if timeouts.is_too_slow(len(body), time.monotonic() - begun):
             raise FailedRequest(SLOW)
-    return bytes(body)
+    data = bytes(body)
+    require_little_markup(data)
+    return data
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
