@@ -1,13 +1,16 @@
-"""Web servers: what is asked of them (`WebService`), and what 403 means there (`WebClient`)."""
+"""Web servers: what is asked of them (`WebService`), and what 403 and 404 mean there (`WebClient`)."""
 
 import logging
+import math
 import re
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
-from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError
+from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError, StoreError
 from shardfs.stores.objects import replies
 from shardfs.stores.objects.client import BACKOFF, Backoff, Client
 from shardfs.stores.objects.failures import ABSENT, NOT_PARTIAL, Cause, FailedRequest, Failure
@@ -25,6 +28,8 @@ _PROBED: Final = f"shardfs-{uuid4().hex}"
 _OK: Final = 200
 _NO_PASSWORD: Final = 401
 _REFUSED: Final = 403
+_MISSING: Final = (404, 410)
+_NO_SOURCE: Final = "the server says that it does not exist, and says so of the source too, or cannot be asked for that"
 _ANONYMOUS: Final = (
     "{what} was refused (status 401): it wants a name and a password, and shardfs sends none to web servers"
 )
@@ -65,6 +70,9 @@ class WebClient(Client):
     A server that refuses access to whatever does not exist, as S3 does without the permission to list, says so of names
     that nothing has; then, and if the document of the source can be read, 403 means absent. Both are asked for at each
     403, because a firewall may refuse anything for a while.
+
+    404 means that nothing is there only if the document can be read after it: a proxy without a server behind it says
+    404 of everything. One look at the document serves all who were told 404 before it began.
     """
 
     def __init__(
@@ -72,11 +80,16 @@ class WebClient(Client):
     ) -> None:
         super().__init__(service, counts, max_connections=max_connections, backoff=backoff)
         self._document = DOCUMENT
+        self._is_found = False
+        self._looking = threading.Lock()
+        self._looked = -math.inf
+        """When the last look at the document began that found it."""
         self._has_warned = False
 
     def ask_for(self, document: str) -> None:
-        """Take *document* for that of the source from now on."""
+        """Take *document* for that of the source from now on, which was found."""
         self._document = document
+        self._is_found = True
 
     async def has_nonsense(self) -> bool:
         """Whether the server has something under a name that nothing has, as pages of errors that say success."""
@@ -90,7 +103,21 @@ class WebClient(Client):
         """Return what is raised for a request that finally failed."""
         if failure.status == _REFUSED and self._means_absent(request):
             failure = ABSENT
+        elif failure is not ABSENT and failure.status in _MISSING and not self._is_there(request):
+            return StoreError(f"{request.target}: {_NO_SOURCE}")
         return super().error_of(request, failure, attempts)
+
+    def _is_there(self, request: Request) -> bool:
+        """Whether the document of the source can be read after a request was told that something is missing."""
+        told = time.monotonic()
+        urls = [self.location.url_of(key) for key in (_PROBED, self._document)]
+        if not self._is_found or request.url in urls:
+            return True
+        with self._looking:
+            began = time.monotonic()
+            if self._looked < told and self._status_of(self._document) == _OK:
+                self._looked = began
+            return self._looked >= told
 
     def _means_absent(self, request: Request) -> bool:
         """Whether 403 for a request means that nothing is there."""

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -354,6 +355,61 @@ async def test_refused_is_absent_only_where_the_server_refuses_all_that_is_absen
         web.refused.add("/image.zarr/0/zarr.json")  # now the server refuses everything
         with pytest.raises(AccessDeniedError):
             await paths.read("c/7/5")
+
+
+@in_trio
+async def test_a_proxy_without_a_server_behind_it_makes_no_chunk_absent(web: Web) -> None:
+    async with opened(f"{web.url}/image.zarr/0") as (_, paths):
+        with pytest.raises(NotFoundError):
+            await paths.read("c/7/7")
+        web.faults.add("404 of a proxy")
+        with pytest.raises(StoreError, match="says so of the source too"):
+            await paths.read("c/0/0")
+        web.faults.clear()
+        assert await paths.read("c/0/0")
+        with pytest.raises(NotFoundError):
+            await paths.read("c/7/5")
+
+
+class Waiting:
+    """A lock that is held until it is released, and says when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def __enter__(self) -> None:
+        self.begun.release()
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+@in_trio
+async def test_one_look_at_the_document_serves_all_who_were_told_before_that_nothing_is_there(web: Web) -> None:
+    client = client_of(CloudLocation.parse(f"{web.url}/image.zarr"))
+    client.ask_for("zarr.json")
+
+    async def ask(key: str) -> None:
+        with pytest.raises(NotFoundError):
+            await client.get(key, Range(0, 10))
+
+    await ask("nothing")
+    assert [(method, path.rpartition("/")[2]) for method, path, _ in web.asked()] == [
+        ("GET", "nothing"),
+        ("HEAD", "zarr.json"),
+    ]
+    waiting = Waiting()
+    client._looking = waiting  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        for number in range(16):
+            nursery.start_soon(ask, f"nothing/{number}")
+        for _ in range(16):
+            await trio.to_thread.run_sync(waiting.begun.acquire)
+        waiting.lock.release()
+    assert [method for method, _, _ in web.asked()] == ["GET"] * 16 + ["HEAD"]
 
 
 @in_trio

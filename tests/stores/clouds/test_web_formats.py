@@ -163,7 +163,8 @@ async def test_zarr_v2_is_found_by_its_documents(web: Web, consolidated: bool) -
             files.remove("more/beside/.zarray")
             found += [f"more/{name}" for name in (".zarray", ".zgroup", ".zattrs", "beside/.zattrs")]
             found += ["0/.zarray", "0/.zattrs"]
-        assert sorted(paths_asked) == sorted(files + found)
+        looked_at = [".zmetadata"] * 3 if consolidated else [".zgroup"] * 4  # after what is said not to exist
+        assert sorted(paths_asked) == sorted(files + found + looked_at)
         with pytest.raises(NotFoundError):
             await paths.read("0/7/7")
         with pytest.raises(UnsupportedError, match="--assume-complete"):
