@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -506,3 +506,22 @@ TestTwoMounts.settings = SETTINGS
 TestTwoSmallMounts = TwoSmallMounts.TestCase
 TestTwoSmallMounts.pytestmark = pytest.mark.slow
 TestTwoSmallMounts.settings = SETTINGS
+
+
+def test_counting_a_cache_keeps_no_entries_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DiskCache(str(tmp_path), 2**20, Counts())
+    dropped: list[int] = []
+
+    def entries(_: DiskCache) -> Iterator[tuple[float, int, CachedRange]]:
+        for number in range(20_000):
+            yield 3.0 * (number * 7919 % 20_000), 2**10, CachedRange(f"{number:064x}", Span(0, 1))
+
+    monkeypatch.setattr(DiskCache, "_entries", entries)
+    monkeypatch.setattr(DiskCache, "_drop", lambda _, entry: dropped.append(int(entry.version, 16) * 7919 % 20_000))
+    tracemalloc.start()
+    try:
+        cache._count()
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
+    assert sorted(dropped) == list(range(20_000 - int(0.9 * 2**10))), "the least recently used"

@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -42,6 +43,7 @@ _LISTING_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0  # writing one entry never takes as long
 _NEVER: Final = -math.inf
+_MINUTE: Final = 60.0
 _KEPT_SHARE: Final = 0.9
 _DISK_BLOCK_NBYTES: Final = 512  # the unit of st_blocks on any file system
 _ENTRY: Final = re.compile("([0-9a-f]{64})-(0|[1-9][0-9]{0,18})-([1-9][0-9]{0,18})")
@@ -321,16 +323,39 @@ class DiskCache:
             self._room = 0  # what is added meanwhile is subtracted again
             self._known.clear()
             self._listed.clear()
-        total = sum(nbytes for _, nbytes, _ in self._entries())
+        used_in: Counter[int] = Counter()
+        for used, nbytes, _ in self._entries():
+            used_in[int(used // _MINUTE)] += nbytes
+        total = used_in.total()
         if total > self._max_nbytes:
-            for _, nbytes, entry in sorted(self._entries()):
-                if total <= self._max_nbytes * _KEPT_SHARE:
-                    break
-                self._drop(entry)
-                total -= nbytes
+            total = self._evict(used_in, total)
         with self._lock:
             # What others add is unknown until the next count, so count before all the room is used.
             self._room += min(self._max_nbytes - total, self._max_nbytes // 10)
+
+    def _evict(self, used_in: Counter[int], total: int) -> int:
+        """Evict the least recently used entries of *total* bytes; return what is left.
+
+        *used_in* has the bytes that were last used in each minute, so that only entries of one minute are in memory.
+        """
+        kept, rest, last = self._max_nbytes * _KEPT_SHARE, total, 0
+        for last in sorted(used_in):
+            rest -= used_in[last]
+            if rest <= kept:
+                break
+        doubtful: list[tuple[float, int, CachedRange]] = []
+        for row in self._entries():
+            if row[0] // _MINUTE < last:
+                self._drop(row[2])
+                total -= row[1]
+            elif row[0] // _MINUTE == last:
+                doubtful.append(row)
+        for _, nbytes, entry in sorted(doubtful):
+            if total <= kept:
+                break
+            self._drop(entry)
+            total -= nbytes
+        return total
 
     def _entries(self) -> Iterator[tuple[float, int, CachedRange]]:
         """Yield when each entry was last used, and its size on disk. Remove what was never completed."""
