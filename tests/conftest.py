@@ -6,7 +6,7 @@ Property tests try the same examples at every run, and are not failed for being 
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,17 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("mount")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage while tests are imported, and let the collector leave alone what all of them share."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.collect()
-        gc.freeze()
-        gc.collect()  # counts what is left; else files that tests leave open wait for a quarter of what is frozen
-        gc.enable()
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what all tests share.
+
+    It is on while that is imported: Dask remembers then whether it is, and leaves it so.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # counts what is left; else files that tests leave open wait for a quarter of what is frozen
 
 
 @pytest.fixture(scope="session", autouse=True)
