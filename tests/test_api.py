@@ -1,11 +1,8 @@
 """`shardfs.open`: metadata and inner chunks without FUSE; `shardfs.mount`: a mount for the length of a block."""
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from tests.support.daemons import end_mounts_below
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import files_below, store
 from tests.support.mounting import environment, mount_points, skip_without_fuse
+from tests.support.processes import interrupted
 from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -125,16 +123,8 @@ def test_a_read_that_is_interrupted_keeps_no_connection_and_the_next_one_gets_it
     with shardfs.open(s3_bucket.url("data"), store_options=reach) as opened:
         image, hang = opened["image"], Hang()
         rule = s3_proxy.fail("GetObject", hang)
-
-        def interrupt() -> None:
-            rule.wait()
-            os.kill(os.getpid(), signal.SIGINT)
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(rule.wait):
             image.read_chunk((0, 0))
-        thread.join()
         hang.release()
         assert image.read_chunk((0, 0)) == shardfs.open(dataset)["image"].read_chunk((0, 0))
 

@@ -29,6 +29,7 @@ from shardfs.errors import (
     OutsideSourceError,
     RefusedError,
     ShardfsError,
+    StaleError,
 )
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.unsharded import describe
@@ -65,7 +66,7 @@ class OrphanChunks:
         self._hierarchy = fs.hierarchy
         self._writer = writer
         self._later: set[str] = set()
-        """The paths of arrays with orphan chunks that are not published yet."""
+        """The directories of orphan chunks that are not all published yet."""
         self._published: set[str] = set()
         """The files that are published, and not removed yet."""
 
@@ -81,7 +82,7 @@ class OrphanChunks:
         return self._split(key)[0]
 
     def _split(self, key: str) -> tuple[str, str]:
-        """Return the path of an array and the name in it, of an orphan chunk; or "", of the directory of these."""
+        """Return the path of the array of an orphan chunk, and its name there; "" if it is the directory of them."""
         match = _ASIDE.fullmatch(key.removeprefix(f"{self.directory}/"))
         return (match["path"] or "", match["name"] or "") if match is not None else ("", "")
 
@@ -283,9 +284,12 @@ class OrphanChunks:
 
     async def _remove_published(self) -> None:
         """Remove the files that are durable as chunks, once they are."""
+        if not self._published:
+            return
         await self._writer.commits.sync_soon()
         for key in [*self._published]:
-            await self._fs.passthrough(key).remove()
+            with suppress(NotFoundError, StaleError):  # somebody else has removed it
+                await self._fs.passthrough(key).remove()
             self._published.discard(key)
 
     async def _publish(self, array: Array, key: str, *, again: bool = False) -> None:

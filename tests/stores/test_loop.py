@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -18,6 +17,7 @@ from shardfs.errors import ClosedError, SourceError
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.ttl import begin_request, within_ttl
 from tests.support.mounting import PATIENCE
+from tests.support.processes import interrupted
 
 
 class Opened:
@@ -78,15 +78,8 @@ def test_an_interrupt_ends_its_call_and_no_other() -> None:
     stays = pool.submit(loop.call, Opened.stay, other)
     other.wait()
 
-    def interrupt() -> None:
-        begun.wait()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(begun.wait):
         loop.call(Opened.stay, begun, ended)
-    thread.join()
     assert ended.wait(60)
     assert loop.call(Opened.meet, 1) == 1
     assert not stays.done()
@@ -106,15 +99,8 @@ def test_what_is_interrupted_while_it_opens_is_closed_as_soon_as_it_is_open() ->
         async with opening(opened, closed):
             yield opened
 
-    def interrupt() -> None:
-        begun.wait()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(begun.wait):
         LoopThread(opening_slowly(), "it")
-    thread.join()
     may_open.set()
     assert closed.wait(60)
 

@@ -1,14 +1,18 @@
 """Processes that tests start, and that do not outlive them."""
 
 import ctypes
+import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -60,3 +64,18 @@ def running(
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+@contextmanager
+def interrupted(wait: Callable[[], object]) -> Iterator[None]:
+    """Interrupt what the block does, by a signal, as soon as *wait* returns in another thread."""
+
+    def interrupt() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
