@@ -125,7 +125,8 @@ class RemovedArray:
     - `Hierarchy.moved` takes it along with its directory.
 
     Chunks in *given_up* are damaged, and programs removed them: they are not shown any more. Nothing is removed for
-    that before the array ends, and if it gets its document back, they are shown as damaged again.
+    that before the array ends. If it gets its document back, they are shown as damaged again, unless no other chunk is
+    left: then their shards go.
     """
 
     def __init__(self, store: Reader, path: str, was: StoredArray) -> None:

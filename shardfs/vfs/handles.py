@@ -195,6 +195,7 @@ class PassthroughHandle(FileHandle):
     """An open passthrough file; if one writer bypasses the page cache, all who open it later must.
 
     With *appends*, all is written at the end: the kernel does not know where that is once somebody else appends, too.
+    So it must have no pages of that handle, which it would also write back to where they came from.
     """
 
     def __init__(
@@ -212,9 +213,9 @@ class PassthroughHandle(FileHandle):
         row.opened(is_writable=is_writable, is_direct=is_direct)
         self.file = file
         self.is_writable = is_writable
-        self.is_direct = row.is_direct
+        self.is_direct = row.is_direct or appends
         self._ttl = ttl
-        self._appends = appends
+        self.appends = appends
 
     @property
     def attributes(self) -> Attributes:
@@ -228,7 +229,7 @@ class PassthroughHandle(FileHandle):
 
     async def write(self, offset: int, data: Buffer) -> None:
         """Write to the stored file; raises `StaleError` if it became a chunk or a document."""
-        await self.file.write(None if self._appends else offset, data)
+        await self.file.write(None if self.appends else offset, data)
         self._check()
 
     async def truncate(self, nbytes: int) -> None:

@@ -8,7 +8,7 @@ says in its name of which array they are chunks: after a kill another one may ha
 import logging
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -156,17 +156,18 @@ class OrphanChunks:
             return
         is_whole = True
         for start in range(0, len(keys), _AT_ONCE):
+            published: list[str] = []
             try:
                 for key in keys[start : start + _AT_ONCE]:
-                    is_whole = await self._absorb_key(array, key, again=again) and is_whole
+                    is_whole = await self._absorb_key(array, key, published, again=again) and is_whole
             finally:
-                await self._remove_published()
+                await self._remove(published)
         await prune(self._store, directory)
         if is_whole:
             self._later.discard(directory)
 
-    async def _absorb_key(self, array: Array, key: str, *, again: bool) -> bool:
-        """Publish one file, if it is a chunk and nobody is writing it; return whether that is not to be tried later."""
+    async def _absorb_key(self, array: Array, key: str, published: list[str], *, again: bool) -> bool:
+        """Publish one file, if it is a chunk, and add it to *published*; return False if it is to be tried later."""
         path, name = self._split(key)
         try:
             if _coords_of(array, name) is None:
@@ -174,8 +175,8 @@ class OrphanChunks:
             elif await self._store.is_being_written(key):
                 self._later.add(key.removesuffix(f"/{name}"))
                 return False
-            elif self.has(key):
-                await self._publish(array, key, again=again)
+            elif self.has(key) and await self._publish(array, key, again=again):
+                published.append(key)
         except _VERDICTS as error:
             log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
         return True
@@ -192,10 +193,13 @@ class OrphanChunks:
         """Publish the orphan chunks in a *directory* of `later`; raises the error that prevents it."""
         array = await self._array_of(directory)
         if array is None:
-            path = self.array_path(directory) or "the array"
+            path = self.array_path(directory)
+            if await self._fs.is_stored(join_key(path, DOCUMENT)):
+                why = f"describes other chunks: they stay in {directory}"
+            else:
+                why = f"is not stored: they are in {directory}; store it, or the next mount moves them back"
             raise RefusedError(
-                f"chunks of {path} that came before its {DOCUMENT} are not in it, as that is not stored, or describes "
-                f"other chunks: they are in {directory}; store it, or the next mount moves them back"
+                f"chunks of {path or 'the array'} that came before its {DOCUMENT} are not in it, as that {why}"
             )
         await self._absorb(directory, array)
 
@@ -277,43 +281,41 @@ class OrphanChunks:
         if array is None:
             log.error("%s is no chunk of the array that is there now, and stays in %s", join_key(path, name), key)
             return
-        try:
-            await self._publish(array, key)
-        finally:
-            await self._remove_published()
+        if await self._publish(array, key):
+            await self._remove([key])
 
-    async def _remove_published(self) -> None:
-        """Remove the files that are durable as chunks, once they are."""
-        if not self._published:
+    async def _remove(self, published: Sequence[str]) -> None:
+        """Remove files that are durable as chunks, once they are."""
+        if not published:
             return
         await self._writer.commits.sync_soon()
-        for key in [*self._published]:
+        for key in published:
             with suppress(NotFoundError, StaleError):  # somebody else has removed it
                 await self._fs.passthrough(key).remove()
             self._published.discard(key)
 
-    async def _publish(self, array: Array, key: str, *, again: bool = False) -> None:
-        """Publish an orphan chunk of *array*, and note that its file is not needed any more.
+    async def _publish(self, array: Array, key: str, *, again: bool = False) -> bool:
+        """Publish an orphan chunk of *array*; return whether it is one, so that the file is not needed any more.
 
-        What is no chunk stays. Nothing is published twice: a program may have written that chunk since.
+        Nothing is published twice: a program may have written that chunk since.
         """
         path, name = self._split(key)
         node = await self._hierarchy.node(path)
         try:
             snapshot = await self._store.open(key)
         except NotFoundError:
-            return  # the document arrived while the file was being closed, and the file was moved
+            return False  # the document arrived while the file was being closed, and the file was moved
         coords = _coords_of(array, name)
         is_there = node.any_array is not None and node.any_array.fingerprint == array.fingerprint
         if node.any_array is None or not is_there or coords is None or not node.any_array.grid.contains(coords):
             log.warning("%s is not a chunk of the array it was put into, and stays in %s", join_key(path, name), key)
-            return
+            return False
         array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         codec = chunk_view.codec if chunk_view is not None and not again else None
         if codec is not None and snapshot.size != codec.nbytes:  # else nobody could read it
             shown = join_key(path, name)
             log.error("%s has %d bytes, not %d, and stays in %s", shown, snapshot.size, codec.nbytes, key)
-            return
+            return False
         is_published = key in self._published or (again and (await array.find(coords))[1] is not None)
         if not is_published:
             if again and not self._writer.admission.has_room(snapshot.size):
@@ -330,6 +332,7 @@ class OrphanChunks:
                 gid=status.gid,
             )
         self._published.add(key)
+        return True
 
     async def resume(self, path: str = "") -> None:
         """Publish the orphan chunks that a killed mount left, for the arrays at *path* and below."""

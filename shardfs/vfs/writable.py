@@ -20,6 +20,7 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     NotPermittedError,
+    RefusedError,
     ShardfsError,
     StaleError,
 )
@@ -488,10 +489,8 @@ class WritableFilesystem(Filesystem):
         commits = self.writer.commits
         for array in {queue.layout.path for queue in commits.pending if concerns(queue.layout.path)}:
             await commits.flush(below=array)
-        removed = [one for one in self.hierarchy.all_removed if concerns(one.path)]
-        if removed or self.hierarchy.copies.outdated:
-            await self._correct_copies()
-        for one in removed:
+        await self._correct_copies([outdated for outdated in self.hierarchy.copies.outdated if concerns(outdated)])
+        for one in [removed for removed in self.hierarchy.all_removed if concerns(removed.path)]:
             await self._drop(one)
 
     async def try_flush_all(self, *, for_others: bool = False) -> FlushFailures:
@@ -505,6 +504,8 @@ class WritableFilesystem(Filesystem):
             try:
                 async with self._locks.hold(partial(_node, path)):
                     await self.orphans.absorb_late(directory)
+            except RefusedError as error:  # whoever writes the document here has to know
+                failures.documents += [] if for_others else [error]
             except ShardfsError as error:
                 failures.documents.append(error)
         try:
@@ -520,7 +521,7 @@ class WritableFilesystem(Filesystem):
             if not for_others:
                 aside.told()
         try:
-            await self._correct_copies()
+            await self._correct_copies(self.hierarchy.copies.outdated)
         except ShardfsError as error:
             failures.documents.append(error)
         for removed in self.hierarchy.all_removed:
@@ -534,9 +535,8 @@ class WritableFilesystem(Filesystem):
             failures.files = error
         return failures
 
-    async def _correct_copies(self) -> None:
-        """Correct the copies of removed documents in groups: nobody must find an array by a copy alone."""
-        outdated = self.hierarchy.copies.outdated
+    async def _correct_copies(self, outdated: Collection[str]) -> None:
+        """Correct the copies of *outdated* nodes in groups: nobody must find a removed array by a copy alone."""
         groups = {group for path in outdated for group, _ in groups_above(path)}
         async with self._locks.hold(partial(_alone, groups)):
             await self.document_writer.correct_copies(outdated)

@@ -1,5 +1,6 @@
 """Two writing mounts of one directory, and programs that make the same array on both."""
 
+import mmap
 import os
 import shutil
 import subprocess
@@ -111,3 +112,19 @@ def test_what_several_append_to_one_file_is_all_there(mount: Mounter, source: Pa
     for file in files:
         os.close(file)
     assert (second.path / "train.log").read_bytes() == b"".join(lines)
+
+
+def test_what_is_appended_is_seen_by_who_had_the_end_in_pages_and_is_not_mapped(mount: Mounter, source: Path) -> None:
+    """A page that is written back would come at the end, too."""
+    mounted = mount(source, write=True)
+    path = mounted.path / "train.log"
+    path.write_bytes(b"first\n")
+    with open(path, "rb", buffering=0) as reader, open(path, "a+b", buffering=0) as log:
+        assert reader.read() == b"first\n"
+        with open(source / "train.log", "ab") as native:
+            native.write(b"of another\n")
+        log.write(b"second\n")
+        assert (source / "train.log").read_bytes() == b"first\nof another\nsecond\n"
+        with pytest.raises(OSError, match="No such device"):
+            mmap.mmap(log.fileno(), 6)
+    assert path.read_bytes() == b"first\nof another\nsecond\n"

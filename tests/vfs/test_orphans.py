@@ -209,6 +209,41 @@ async def test_after_an_error_early_chunks_are_published_by_the_next_close_or_fl
 
 
 @in_trio
+async def test_a_file_goes_only_when_its_own_chunk_is_durable_though_another_one_is_closed_at_the_same_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(root, Syscalls(), shards=(4,))
+    fs, made = process.fs, await process.fs.mkdir(ROOT, b"new", 0o755, OWNER)
+    below = await fs.mkdir(made.ino, b"c", 0o755, OWNER)
+    opened = [(await fs.create(below.ino, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for name in (b"0", b"1")]
+    await process.write_file(made.ino, b"zarr.json", json.dumps(unsharded(root)).encode())
+    for number in opened:
+        await fs.open_files[number].write(0, bytes([7]) * INNER)
+    aside = [path for path in (root / StateDirectory(str(root)).staged_key).rglob("*") if path.is_file()]
+    assert len(aside) == 2
+    commits, syncs = process.writing.writer.commits, [trio.Event(), trio.Event()]
+    waiting, sync_soon = iter(syncs), commits.sync_soon
+
+    async def sync_late() -> None:
+        await next(waiting).wait()
+        await sync_soon()
+
+    monkeypatch.setattr(commits, "sync_soon", sync_late)
+    async with trio.open_nursery() as nursery:
+        for number in opened:
+            nursery.start_soon(fs.close, number)
+            await trio.testing.wait_all_tasks_blocked()
+        syncs[0].set()
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert sum(path.exists() for path in aside) == 1
+        syncs[1].set()
+    monkeypatch.undo()
+    assert not any(path.exists() for path in aside)
+    assert [await process.read("new", number) for number in range(2)] == [bytes([7]) * INNER] * 2
+    await process.finish()
+
+
+@in_trio
 async def test_early_chunks_whose_document_is_not_known_to_be_stored_are_named_by_each_flush_which_commits_the_rest(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ one of them closes it. It replaces the version that was opened, or nothing if th
 first, the writer gets an error, and what was written is kept on this machine.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Unpack
@@ -41,13 +42,16 @@ class Failed(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """A change failed, with *error*: from *offset* on, the file is not what a program meant.
+    """A change failed, with *error*: from *offset* to *end*, the file is not what a program meant.
 
-    It is not stored, and each attempt raises the error, until it was cut there.
+    It is not stored, and each attempt raises the error, until that was written again, or the file was cut there.
+    *was_kept*: what was written before could not be stored, and stays on this machine.
     """
 
     error: ShardfsError
     offset: int
+    end: float
+    was_kept: bool
 
 
 class Spool:
@@ -104,16 +108,22 @@ class Spool:
         stat = file_stat(self.key, ObjectStat(size, "", self.mtime_ns))
         return stat._replace(version=(self.name, self.nchanges), identity=self.identity)
 
-    def broke(self, error: ShardfsError, offset: int) -> None:
-        """Note that a change at *offset* failed."""
-        first = min(offset, self.state.offset) if isinstance(self.state, Broken) else offset
-        self.state = Broken(error, first)
+    def broke(self, error: ShardfsError, offset: int, end: float) -> None:
+        """Note that a change of the bytes from *offset* to *end* failed."""
+        was = self.state
+        if isinstance(was, Broken):
+            self.state = Broken(error, min(offset, was.offset), max(end, was.end), was.was_kept)
+        else:
+            self.state = Broken(error, offset, end, isinstance(was, Failed))
+        self._note_change()
 
-    def changed(self, nbytes: int | None = None) -> None:
-        """Note that it was written, or given the size *nbytes*."""
-        is_cut = isinstance(self.state, Broken) and nbytes is not None and nbytes <= self.state.offset
-        if is_cut or not isinstance(self.state, Broken):
+    def written(self, offset: int, end: float) -> None:
+        """Note that the bytes from *offset* to *end* were written; infinite if it was cut at *offset*."""
+        if not isinstance(self.state, Broken) or (offset <= self.state.offset and self.state.end <= end):
             self.state = Dirty()
+        self._note_change()
+
+    def _note_change(self) -> None:
         self.nchanges += 1
         self.mtime_ns = self._now_ns()
 
@@ -325,13 +335,14 @@ class SpoolFile:
         async with self.spool.lock:
             file = await files.local_file(self.spool)
             begin = file.stat().size if offset is None else offset  # nobody else writes it meanwhile
+            end = begin + memoryview(data).nbytes
             try:
-                return await file.write(begin, data)
+                nbytes = await file.write(begin, data)
             except ShardfsError as error:
-                self.spool.broke(error, begin)
+                self.spool.broke(error, begin, end)
                 raise
-            finally:
-                self.spool.changed()
+            self.spool.written(begin, end)
+            return nbytes
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
@@ -341,13 +352,14 @@ class SpoolFile:
             try:
                 await file.truncate(nbytes)
             except ShardfsError as error:
-                self.spool.broke(error, min(nbytes, file.stat().size))
+                self.spool.broke(error, min(nbytes, file.stat().size), math.inf)
                 raise
-            self.spool.changed(nbytes)
+            self.spool.written(nbytes, math.inf)
 
     def give_up(self) -> None:
         """Store nothing of what was written since the last flush."""
-        self.spool.broke(StoreError(f"{self.spool.key} was not written to its end"), 0)
+        error = StoreError(f"{self.spool.key} was not written to its end")
+        self.spool.state = Broken(error, 0, math.inf, was_kept=False)
 
     async def flush(self) -> None:
         """Store what was written; an empty file waits for more."""
@@ -376,6 +388,7 @@ class SpoolFile:
 
 def _must_be_kept(spool: Spool) -> bool:
     """Whether a spool holds what could not be stored; not if it is empty and another program has stored the name."""
-    if not isinstance(spool.state, Failed) or spool.file is None:
-        return False
+    was_kept = isinstance(spool.state, Broken) and spool.state.was_kept
+    if spool.file is None or was_kept or not isinstance(spool.state, Failed):
+        return was_kept
     return not isinstance(spool.state.error, ExistsError | StaleError) or spool.stat().size > 0
