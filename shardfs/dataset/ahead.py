@@ -99,13 +99,13 @@ class Scan:
         return True
 
     @property
-    def unread_beside(self) -> float:
-        """How many bytes came beside the chunks that were expected, and were not read since, at most."""
+    def beside_in_advance(self) -> float:
+        """How many more bytes came beside the chunks that were expected than were read of all."""
         return max(0.0, self._nbytes_beside - self._nread * (self.chunk_nbytes or 0.0))
 
     def takes_beside(self, max_nbytes: float, nbytes: float) -> bool:
-        """Note that *nbytes* come beside the chunks that are expected; False if *max_nbytes* would be unread then."""
-        is_taken = self.unread_beside + nbytes <= max_nbytes
+        """Note that *nbytes* come beside what is expected; False if that is more than *max_nbytes* in advance."""
+        is_taken = self.beside_in_advance + nbytes <= max_nbytes
         self._nbytes_beside += nbytes if is_taken else 0
         return is_taken
 
@@ -257,16 +257,19 @@ class ReadAhead:
 
     async def _fetch(self, array: Fetchable, scan: Scan, chunks: Sequence[Coords], max_nbytes: int) -> None:
         begin_request()
-        with self._lock:
-            others = sum(other.unread_beside for other in self._under_way if other is not scan)
-        takes = partial(scan.takes_beside, _MAX_NBYTES - others)
         try:
-            sizes = await array.fetch(chunks, max_nbytes, takes, are_dense=scan.is_dense)
+            sizes = await array.fetch(chunks, max_nbytes, partial(self._takes, scan), are_dense=scan.is_dense)
         except Exception:  # nobody waits for it, and who reads gets the error
             log.exception("chunks of %s could not be fetched ahead", array.layout.path or "the array")
             return
         if sizes:
             scan.chunk_nbytes = sum(sizes) / len(sizes)
+
+    def _takes(self, scan: Scan, nbytes: float) -> bool:
+        """Note that *nbytes* come beside what is expected of *scan*; False if that would be too much, of all scans."""
+        with self._lock:
+            others = sum(other.beside_in_advance for other in self._under_way if other is not scan)
+            return scan.takes_beside(_MAX_NBYTES - others, nbytes)
 
     def end(self) -> None:
         """Fetch nothing more."""

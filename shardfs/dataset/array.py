@@ -4,13 +4,14 @@ The array is sharded, or each of its chunk files is treated as a shard of one ch
 """
 
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import product
 from math import prod
 from typing import Final, NamedTuple
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +148,7 @@ class Array:
         self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
         self._nbytes_before: Cache[tuple[Coords, object], int] = Cache(lambda _: 0, 0, _MAX_BEFORE)
-        self._fetched: OpenShard | None = None  # of which chunks were fetched ahead
+        self._fetched: Callable[[], OpenShard | None] = lambda: None  # of which chunks were fetched ahead
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
@@ -269,7 +270,7 @@ class Array:
         for location in map(self.layout.locate, chunks):
             groups.setdefault((location.shard, location.entries[:-1]), []).append(location)
         known = (self._shards.known(self.layout, locations[0]) for locations in groups.values())
-        before = next((shard for shard in known if shard is not None), self._fetched)
+        before = next((shard for shard in known if shard is not None), None) or self._fetched()
         sizes: list[int] = []
         left = max_nbytes
 
@@ -282,12 +283,13 @@ class Array:
         async def fetch(locations: Sequence[ChunkLocation]) -> None:
             with suppress(ShardfsError):
                 shard = await self._open_ahead(locations, before, takes)
-                units = [shard.index.range(location.entries[-1]) for location in locations] if shard is not None else []
+                if shard is None:
+                    return
+                units = (shard.index.range(location.entries[-1]) for location in locations)
                 stored = [unit for unit in units if unit is not None]
                 sizes.extend(nbytes for _, nbytes in stored)
-                if shard is not None:
-                    self._fetched = shard
-                    await shard.fetch([unit for unit in stored if fits(unit[1])], takes, are_dense=are_dense)
+                self._fetched = ref(shard)
+                await shard.fetch([unit for unit in stored if fits(unit[1])], takes, are_dense=are_dense)
 
         are_large = any(self.grid.is_large(self.grid.index_shape(shard)) for shard, _ in groups)
         await for_each(groups.values(), fetch, 1 if are_large else _SHARDS_AHEAD)
@@ -305,7 +307,7 @@ class Array:
         if before is None or not isinstance(snapshot, FetchingSnapshot) or is_known:
             return (await self._shards.open(self.layout, first))[1]
         alike = before.index.nentries == prod(first.shapes[-1]) and before.outermost is None is before.decoded
-        units = [before.index.entry(location.entries[-1]) for location in locations] if alike else []
+        units = (before.index.entry(location.entries[-1]) for location in locations if alike)
         stored = [unit for unit in units if unit is not None]
         with snapshot.expecting(self.layout.shard_key(first.shard), stored, takes):
             return (await self._shards.open(self.layout, first))[1]

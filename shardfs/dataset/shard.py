@@ -119,7 +119,7 @@ class DecodedShard:
         return data
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class OpenShard:
     """A shard, or a shard within a shard: the bytes of *snapshot* from *offset* on, and the index among them.
 

@@ -296,8 +296,8 @@ def find_last_index(
 
     *read* returns some of them, by offset and size; it is asked for a few MB at a time, from the end backwards.
 
-    An index is valid if its checksums match and every entry is empty or within the bytes before it. With *inner*, every
-    entry is a shard with an index of that layout: else that of an inner shard, which has a checksum, too, could be
+    An index is valid if its checksums match and every entry is empty or within the bytes before it. With *inner*, its
+    entries are shards with an index of that layout: else that of an inner shard, which has a checksum, too, could be
     taken for the one that is looked for. It may be at any offset; the search time depends only on its distance from the
     end. Returns None if there is none. Raises `ValueError` for a layout whose index has no checksum to recognise it by,
     or is not at the end.
@@ -326,12 +326,13 @@ def _valid_index(layout: IndexLayout, encoded: bytes, shard_nbytes: int) -> Shar
 
 
 def _has_shards(index: ShardIndex, inner: IndexLayout, read: Callable[[int, int], Buffer]) -> bool:
-    """Whether every entry of *index* is a shard with an index of the layout *inner*."""
-    for offset, nbytes in index.entries[~are_empty(index.entries)].tolist():
+    """Whether the entries of *index*, most of them as some may be damaged, are shards with an index like *inner*."""
+    entries, nshards = index.entries[~are_empty(index.entries)].tolist(), 0
+    for offset, nbytes in entries:
         start = offset if inner.at_start else offset + nbytes - inner.nbytes
-        if nbytes < inner.nbytes or _valid_index(inner, bytes(read(start, inner.nbytes)), nbytes) is None:
-            return False
-    return True
+        if nbytes >= inner.nbytes:
+            nshards += _valid_index(inner, bytes(read(start, inner.nbytes)), nbytes) is not None
+    return 2 * nshards >= len(entries)
 
 
 class _Window:

@@ -158,5 +158,18 @@ def test_the_index_of_an_inner_shard_is_not_taken_for_that_of_the_shard_around_i
     assert at_start or find_last_index(layout, len(torn), read) == len(torn) - inner.nbytes, "it is needed"
 
 
+def test_an_index_is_that_of_a_shard_though_one_of_its_inner_shards_is_damaged() -> None:
+    codecs = [LITTLE, CRC32C]
+    layout = inner = layout_of(codecs, 2)
+    shards = [content + index(codecs, {0: (0, len(content))}, 2) for content in (b"one", b"and another one")]
+    ends = [len(shards[0]), len(shards[0]) + len(shards[1])]
+    older = index(codecs, {0: (0, ends[0])}, 2)
+    newer = index(codecs, {0: (0, ends[0]), 1: (ends[0] + len(older), len(shards[1]))}, 2)
+    whole = shards[0] + older + shards[1] + newer
+    damaged = bytes([whole[0]]) + whole[1 : ends[0] - 1] + bytes([whole[ends[0] - 1] ^ 1]) + whole[ends[0] :]
+    torn = damaged + b"what was appended"
+    assert find_last_index(layout, len(torn), partial(_read, torn), inner) == len(whole) - len(newer)
+
+
 def _read(data: bytes, offset: int, nbytes: int) -> bytes:
     return data[offset : offset + nbytes]

@@ -82,8 +82,8 @@ class WebClient(Client):
         self._document = DOCUMENT
         self._is_found = False
         self._looking = threading.Lock()
-        self._looked = -math.inf
-        """When the last look at the document began that found it."""
+        self._looked: tuple[float, bool | ShardfsError] = -math.inf, False
+        """When the last look at the document began, and whether it was found, or the error."""
         self._has_warned = False
 
     def ask_for(self, document: str) -> None:
@@ -114,10 +114,18 @@ class WebClient(Client):
         if not self._is_found or request.url in urls:
             return True
         with self._looking:
-            began = time.monotonic()
-            if self._looked < told and self._status_of(self._document) == _OK:
-                self._looked = began
-            return self._looked >= told
+            if self._looked[0] < told:
+                began, found = time.monotonic(), False
+                try:
+                    found = self._status_of(self._document) == _OK
+                except ShardfsError as error:
+                    self._looked = began, error
+                else:
+                    self._looked = began, found
+            outcome = self._looked[1]
+        if isinstance(outcome, ShardfsError):
+            raise outcome.with_traceback(None)
+        return outcome
 
     def _means_absent(self, request: Request) -> bool:
         """Whether 403 for a request means that nothing is there."""

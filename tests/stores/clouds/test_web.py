@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -410,6 +411,38 @@ async def test_one_look_at_the_document_serves_all_who_were_told_before_that_not
             await trio.to_thread.run_sync(waiting.begun.acquire)
         waiting.lock.release()
     assert [method for method, _, _ in web.asked()] == ["GET"] * 16 + ["HEAD"]
+
+
+@pytest.mark.parametrize("status", [404, 500])
+@in_trio
+async def test_one_look_that_does_not_find_the_document_is_told_to_all_who_wait_for_it(web: Web, status: int) -> None:
+    client = client_of(CloudLocation.parse(f"{web.url}/image.zarr"))
+    client.ask_for("zarr.json")
+    waiting, failed = Waiting(), Counter[str]()
+    client._looking = waiting  # type: ignore[assignment]
+    looks: list[str] = []
+
+    def look(key: str) -> int:
+        looks.append(key)
+        if status == 500:
+            raise StoreError("status 500")
+        return status
+
+    client._status_of = look  # type: ignore[method-assign]
+
+    async def ask(key: str) -> None:
+        with pytest.raises(StoreError) as raised:
+            await client.get(key, Range(0, 10))
+        failed[str(raised.value).rpartition(" ")[0]] += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(16):
+            nursery.start_soon(ask, f"nothing/{number}")
+        for _ in range(16):
+            await trio.to_thread.run_sync(waiting.begun.acquire)
+        waiting.lock.release()
+    assert failed.total() == 16
+    assert looks == ["zarr.json"]
 
 
 @in_trio
